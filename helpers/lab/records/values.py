@@ -11,6 +11,7 @@ A number that the records lack is still a `Number`: it says what is missing wher
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -19,7 +20,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 import pandas as pd
 
-from ..estimate import DECIDED, EFFECT, NEGLIGIBLE, NONE, SHOWN, UNDECIDED, students
+from ..estimate import DECIDED, EFFECT, NEGLIGIBLE, NONE, SHOWN, UNDECIDED, students, verdict_class
 
 TIMES, PERCENT, NOISY = "×", "%", "†"
 NOT_MEASURED = "not measured"
@@ -41,7 +42,8 @@ class Number:
     that wasn't measured has the value NaN, and `missing` says what the records lack. `decimals` are those it is shown
     with; None chooses them by its size. `reach` is half the width of its logarithm's 95 % interval, where its record
     tells the spread: it is shown only beside a limit, and gives ratios their interval. `noisy` is a measurement beside
-    others' load, or at an unusual rate of the machine, and is marked with a dagger.
+    others' load, or at an unusual rate of the machine, and is marked with a dagger. `verdict` is the one that a trial
+    recorded, which counts its looks.
     """
 
     value: float
@@ -54,6 +56,7 @@ class Number:
     decimals: int | None = None
     reach: float = math.nan
     noisy: bool = False
+    verdict: str = ""
 
     @property
     def measured(self) -> bool:
@@ -175,15 +178,20 @@ def of_rounds(row: pd.Series, column: str, decimals: int | None = None) -> Numbe
 def paired(row: Any, unit: str = TIMES) -> Number:
     """The ratio of a trial, from a row with the columns ratio, low, high and pairs."""
     ends = float(row["low"]), float(row["high"])
-    return Number(float(row["ratio"]), unit, *ends, int(row["pairs"]), noisy=is_noisy(row))
+    return Number(float(row["ratio"]), unit, *ends, int(row["pairs"]), noisy=is_noisy(row), verdict=_verdict_of(row))
 
 
 def speedup(row: Any, decimals: int | None = None) -> Number:
     """How many times as fast as its baseline a row's variant is; with the interval of a trial, if it has one."""
     if "low" in row and row["low"] == row["low"]:
         ends, noisy = (1 / row["high"], 1 / row["low"]), is_noisy(row)
-        return Number(1 / row["ratio"], TIMES, *ends, int(row["pairs"]), decimals=decimals, noisy=noisy)
+        about = Number(1 / row["ratio"], TIMES, *ends, int(row["pairs"]), decimals=decimals, noisy=noisy)
+        return replace(about, verdict=_verdict_of(row))
     return Number(row["baseline_ms"] / row["median_ms"], TIMES, decimals=decimals)
+
+
+def _verdict_of(row: Any) -> str:
+    return row["verdict"] if isinstance(row.get("verdict"), str) else ""
 
 
 def is_noisy(row: Any) -> bool:
@@ -224,8 +232,8 @@ def _known(number: Number) -> float:
 
 
 def judged(gain: Number, drift: float = 0.1) -> tuple[str, float]:
-    """`EFFECT` where the 99 % interval leaves 1 out, `NONE` where it lies within 5 % of it, else `UNDECIDED`; and the
-    largest effect that the interval doesn't exclude.
+    """The verdict of a trial, else `EFFECT` where the 99 % interval leaves 1 out, `NONE` where it lies within 5 % of it
+    and `UNDECIDED`; and the largest effect that the interval doesn't exclude.
 
     A ratio without an interval has an effect if it is further from 1 than the machine's `drift`, else it is undecided.
     """
@@ -235,6 +243,9 @@ def judged(gain: Number, drift: float = 0.1) -> tuple[str, float]:
     freedom = max(gain.n - 1, 1) if gain.n else math.inf
     reach = students(DECIDED, freedom) / students(SHOWN, freedom) * math.log(gain.high / gain.low) / 2
     most = math.expm1(min(centre + reach, 99))
+    if gain.verdict:
+        bound = re.search(r"above ([\d.]+) %", gain.verdict)
+        return verdict_class(gain.verdict), float(bound[1]) / 100 if bound else most
     return EFFECT if centre > reach else NONE if most <= NEGLIGIBLE else UNDECIDED, most
 
 

@@ -189,6 +189,17 @@ def test_records_without_a_declared_column_are_an_error_when_they_are_read():
         with_declared(declared, rows.rename(columns={"ms": "median_ms"}))
 
 
+@pytest.mark.parametrize(
+    ("verdict", "judgement"),
+    [("none above 4.3 %", (NONE, 0.043)), ("faster", (EFFECT, None)), (float("nan"), (EFFECT, None))],
+)
+def test_what_a_trial_decided_stands_whatever_its_shown_interval_would_say(verdict, judgement):
+    row = pd.Series({"ratio": 0.9796, "low": 0.9656, "high": 0.9938, "pairs": 11, "verdict": verdict})
+    for gain in (paired(row), speedup(row)):
+        kind, most = judged(gain)
+        assert kind == judgement[0] and judgement[1] in (None, most)
+
+
 def test_a_number_whose_runs_have_a_spread_is_judged_by_it():
     rows = pd.DataFrame([{"variant": "a", "median_ms": 10.5, "p20_ms": 9.0, "p80_ms": 12.0, "n": 10}])
     verdict = pick(rows, "median_ms", "ms", variant="a").at_least(10)
