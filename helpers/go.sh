@@ -1,5 +1,5 @@
 #!/bin/bash
-# bash go check | bash go SECONDS: on the GPU's machine. Records come as results.tgz into $OUT, else into this folder.
+# bash go check | bash go SECONDS [CHAPTER/TABLE ...]: on the GPU's machine. Records come as results.tgz into $OUT, else into this folder.
 here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here}
 site=$(mktemp -d)
@@ -11,7 +11,7 @@ cd "$here/project" || exit 1
 export PYTHONPATH="$site:$here/project" PYTHONUNBUFFERED=1
 if [ -d "$here/text" ]; then export HELPERS_WIKITEXT="$here/text"; fi
 if [ "$1" = check ]; then
-  beside=$(python3 -c "import xdist" 2>/dev/null && echo -n 4)
+  if python3 -c "import xdist" 2>/dev/null; then beside="-n 4"; fi
   python3 -m pytest -v -p no:cacheprovider $beside tests/gpu >"$out/tests_gpu.txt" 2>&1 &
   python3 -m helpers measure --check; rc=$?
   wait $! || rc=1
@@ -19,5 +19,5 @@ if [ "$1" = check ]; then
   exit $rc
 else
   trap 'tar czf "$out/results.tgz" -C data results; rm -rf "$site"' EXIT
-  timeout $(($1 + 20)) python3 -m helpers measure --seconds "$1"
+  timeout $(($1 + 20)) python3 -m helpers measure --seconds "$@"
 fi

@@ -74,7 +74,7 @@ def _epoch(variant: str, epoch: Epoch, samples: int) -> Row:
 
 
 @experiment(
-    small=[{"width": 32, "layers": 1, "batch_size": 4, "samples": 96, "rounds": 20}],
+    small=[{"width": 128, "layers": 1, "batch_size": 4, "samples": 96, "rounds": 20}],  # flex wants heads of 16
     cpu=[{"width": 512, "layers": 2, "batch_size": 16, "samples": WIKITEXT_SAMPLES, "rounds": 6}],
     gpu=[{"width": 512, "layers": 4, "batch_size": 32, "samples": 20_000, "rounds": 6}],
     big_gpu=[{"width": 1024, "layers": 8, "batch_size": size, "samples": 20_000, "rounds": 6} for size in (64, 256)],
