@@ -37,7 +37,7 @@ def documents(lengths):
 
 def shifted(document):
     """What is to be predicted after each token; 0, which the loss ignores, after the last."""
-    return F.pad(document[1:], (0, 1))
+    return F.pad(document[1:], (0, min(len(document), 1)))
 
 
 def packed(texts, padding=0):

@@ -164,14 +164,17 @@ def _added_mask(documents: Tensor, dtype: torch.dtype) -> Tensor:
 def _flex(layout: PackedLayout, device: torch.device, dtype: torch.dtype | None) -> Attend:
     blocks = block_mask(layout.documents, device)
     dense = _dense(layout, device, None) if device.type == "cpu" else None
+    # For fewer than 128 tokens torch would choose the kernel for decoding, which 2.11 can't build for grouped heads.
+    options = {"BACKEND": "TRITON"} if device.type == "cuda" else None
 
     def compute(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         if dense and (torch.compiler.is_compiling() or any(part.requires_grad for part in (q, k, v))):
             return dense(q, k, v, dropout)
         if torch.compiler.is_compiling():
-            return flex_attention(q, k, v, block_mask=blocks, enable_gqa=_grouped(q, k))
+            return flex_attention(q, k, v, block_mask=blocks, enable_gqa=_grouped(q, k), kernel_options=options)
         with _without_modes():
-            return _compiled_flex(device.type)(q, k, v, block_mask=blocks, enable_gqa=_grouped(q, k))
+            compiled = _compiled_flex(device.type)
+            return compiled(q, k, v, block_mask=blocks, enable_gqa=_grouped(q, k), kernel_options=options)
 
     return compute
 

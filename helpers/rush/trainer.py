@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -150,10 +150,24 @@ def options(setup: Setup) -> dict:
     return {"mode": mode, "dynamic": False}
 
 
-def compiler_budget(setup: Setup) -> contextlib.AbstractContextManager:
+@contextlib.contextmanager
+def compiler_budget(setup: Setup) -> Iterator[None]:
     """A context in which everything that is compiled observes the memory budget, if it is the setup's."""
     if setup.checkpointing != "memory budget":
-        return contextlib.nullcontext()
+        yield
+        return
     import torch._functorch.config as compiler
+    from torch.utils import flop_counter
 
-    return compiler.patch(activation_memory_budget=MEMORY_BUDGET)
+    count = flop_counter.sdpa_flop_count
+
+    def of_groups(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> int:
+        """The compiler weighs what to keep by FLOPs, and torch 2.11 can't count those of grouped heads."""
+        return count(query, (*key[:1], query[1], *key[2:]), (*value[:1], query[1], *value[2:]))
+
+    flop_counter.sdpa_flop_count = of_groups
+    try:
+        with compiler.patch(activation_memory_budget=MEMORY_BUDGET):
+            yield
+    finally:
+        flop_counter.sdpa_flop_count = count

@@ -1,4 +1,6 @@
-"""Everything in this folder needs CUDA."""
+"""Everything in this folder needs CUDA; what is marked `alone` has to have it, and the host, for itself."""
+
+import os
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.path.parts and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+        elif "gpu" in item.path.parts and item.get_closest_marker("alone") and "PYTEST_XDIST_WORKER" in os.environ:
+            item.add_marker(pytest.mark.skip(reason="compares times: run without -n"))
 
 
 @pytest.fixture

@@ -84,6 +84,7 @@ def test_a_checkpoint_recomputes_in_backwards_own_thread(use_reentrant):
     check_gradients(model, x, torch.bfloat16, Checkpointed())
 
 
+@pytest.mark.alone
 def test_a_training_step_costs_what_it_costs_under_torch_autocast():
     layer = nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, batch_first=True, norm_first=True)
     model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).cuda()

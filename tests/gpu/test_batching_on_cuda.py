@@ -41,7 +41,10 @@ def qkv(length, heads, kv_heads, dtype):
 def model(dtype=torch.float32):
     torch.manual_seed(0)
     sizes = {"d_model": 64, "num_heads": 4, "num_layers": 2, "dropout": 0.0, "max_length": 512}
-    return GPT2LikeModel(VOCABULARY, **sizes).cuda().to(dtype)
+    network = GPT2LikeModel(VOCABULARY, **sizes)
+    for weight in network.parameters():
+        weight.data *= 8 if weight.dim() == 2 else 1  # so that what is attended to shows in the loss
+    return network.cuda().to(dtype)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -75,12 +78,12 @@ def test_a_packed_model_has_the_gradients_of_its_documents_alone(variant, ours):
         attend = packed_attention(layout, variant, "cuda")
         logits = network(tokens.cuda(), positions.cuda(), attend=attend)
     loss = summed_loss(logits.float(), targets.cuda())
-    assert loss.item() == pytest.approx(expected_loss.item(), rel=5e-3)
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-3)
     for name, gradient in gradients(network, loss).items():
         assert (gradient - expected[name]).norm() < 0.05 * expected[name].norm() + 1e-2, name
     with region:
         leaking = network(tokens.cuda(), positions.cuda(), attend=causal_attention)
-    assert summed_loss(leaking.float(), targets.cuda()).item() != pytest.approx(expected_loss.item(), rel=1e-4)
+    assert summed_loss(leaking.float(), targets.cuda()).item() != pytest.approx(expected_loss.item(), rel=2e-3)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -90,7 +93,7 @@ def test_a_compiled_model_takes_other_documents_without_compiling_again(variant)
     compiled = torch.compile(network, fullgraph=True)
     for number, lengths in enumerate([[512], [300, 212], [1, 511], [100] * 5 + [12]]):
         tokens, _, positions, layout = packed(documents(lengths))
-        arguments = tokens.cuda(), positions.cuda(), None, packed_attention(layout, variant, "cuda")
+        arguments = tokens.cuda(), positions.cuda(), packed_attention(layout, variant, "cuda")
         with torch._dynamo.config.patch(error_on_recompile=number > 1):  # varlen's sizes are dynamic from the second on
             result = compiled(*arguments)
         assert relative_error(result, network(*arguments)) < TOLERANCE[torch.bfloat16]

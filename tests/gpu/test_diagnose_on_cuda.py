@@ -9,6 +9,7 @@ from helpers.profiling.diagnose import diagnose
 from helpers.profiling.read_trace import read_trace
 from helpers.profiling.trace import KERNEL
 
+pytestmark = pytest.mark.alone  # a host that has others' work, too, is what is slow
 PLANTS = loops.ON_CPU | loops.ON_CUDA_ONLY
 
 
@@ -30,7 +31,9 @@ def test_what_is_planted_is_found_alone_by_its_name(plant):
         plant, set()
     )
     noted = {name for name in ("graph kept in evaluation",) for note in diagnosis.notes if note.kind == name}
-    assert PLANTS[plant] in set(diagnosis.table["finding"]) | noted <= {PLANTS[plant]} | allowed, str(diagnosis)
+    large = {each.finding for each in diagnosis.findings if each.gain_share >= 0.05}  # a step of one layer has more
+    assert PLANTS[plant] in set(diagnosis.table["finding"]) | noted, str(diagnosis)
+    assert large <= {PLANTS[plant]} | allowed, str(diagnosis)
 
 
 def kernel_ms(trace):

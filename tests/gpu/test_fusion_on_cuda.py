@@ -12,7 +12,7 @@ def measured(case):
     """The rows of a case, by variant."""
     rows = fusing.fusion.measure(case, SIZE)
     assert not any("status" in row for row in rows), rows
-    return {row["variant"]: row for row in rows}
+    return {row["variant"]: row | {"share_of_least": row["bytes_least"] / row["bytes_moved"]} for row in rows}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -26,6 +26,7 @@ def profiled(model, step, schedule=None, steps=12):
     return profiler, profiler.summary().set_index("module")
 
 
+@pytest.mark.alone
 def test_a_products_time_is_the_devices_in_forward_and_in_backward():
     model, x = products(), torch.randn(4096, 4096, device="cuda")
     _, table = profiled(model, lambda: model(x).backward(x))
@@ -36,6 +37,7 @@ def test_a_products_time_is_the_devices_in_forward_and_in_backward():
     assert table.backward_ms["model.0"] == pytest.approx(forward_ms, rel=0.2)  # the input has no gradient
 
 
+@pytest.mark.alone
 def test_module_times_add_up_to_the_step_and_agree_with_the_lab():
     layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True)
     model, x = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).cuda(), torch.randn(64, 256, 512).cuda()
@@ -128,6 +130,7 @@ def test_the_trace_has_real_times_that_nest(tmp_path):
     assert profiler.to_perfetto(tmp_path / "trace.json.gz").stat().st_size > 0
 
 
+@pytest.mark.alone
 def test_it_costs_less_than_5_percent_of_a_step_of_20_ms():
     layer = nn.TransformerEncoderLayer(768, 12, 3072, dropout=0.0, batch_first=True)
     model, rows = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False).cuda(), 4

@@ -88,11 +88,12 @@ def test_compiled_steps_walk_the_plain_curve(changes, reference):
     assert loss_curve(setup, STEPS) == pytest.approx(reference, abs=2e-2)
 
 
+@pytest.mark.alone
 def test_the_last_step_of_the_ladder_that_the_others_stand_on_gives_a_row():
     setup = climb(TINY)["batch 8"].possible(torch.device("cuda"))
     row = run(dataclasses.replace(setup, compile="default", batch=4), steps=20)
     assert row["n"] == 20
-    assert 0 < row["matmul_share"] < 1
+    assert 0 < row["matmul_share"] < 1, row
     assert row["compile_s"] > row["step_ms"] / 1e3
 
 
