@@ -75,7 +75,7 @@ def test_gains_are_those_of_the_better_batch_size_and_the_bound_follows_from_pad
 def steps(variants, **columns):
     rows = [{"variant": name, "real_tokens_per_s": rate} for name, rate in variants.items()]
     shape = {"layers": 2, "width": 8, "dtype": "float32", "batch_size": 4, "median_ms": 1.0, "p20_ms": 1.0}
-    return pd.DataFrame(rows).assign(**shape, p80_ms=1.0, n=5, **columns)
+    return pd.DataFrame(rows).assign(preset="cpu", **shape, p80_ms=1.0, n=5, **columns)
 
 
 def test_the_fastest_of_several_variants_is_quoted():
@@ -89,7 +89,10 @@ def test_the_fastest_of_several_variants_is_quoted():
     )
     assert not throughput.balanced.measured
     paired = trained.assign(us_per_token=["1 1 1 1", "10.1 10 10 9.9", "2 2.02 2 2.02", "1.1 1.1 1.1 1.1"])
-    assert f"{batching.throughput(paired).dense}" == "5.0× (4.9 to 5.1, 4 pairs)"
+    assert f"{batching.throughput(paired).alone}" == "5.0× (4.9 to 5.1, 4 pairs)"
+    on_gpu = batching.throughput(paired.assign(preset="gpu"))  # where padded batches have varlen's kernel
+    assert f"{on_gpu.alone}" == f"{on_gpu.gain}" == "9.1× (9.0 to 9.2, 4 pairs)"
+    assert f"{on_gpu.within}" == "1.83× (1.81 to 1.84, 4 pairs)"
 
 
 def test_samplers_are_tabled_by_size():
