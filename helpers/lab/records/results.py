@@ -43,7 +43,8 @@ class Results:
     ) -> "Named":
         """The numbers that `claims` makes of the measured rows of this table, and of the others, all of one machine.
 
-        That is this table's, else the first that has all. It can do without those `beside`.
+        That is this table's, else the first that has all, one with most of their headline rows before others. It can
+        do without those `beside`.
         """
         sources = _of_one_machine((self, *others))
         here = sources[0].machine
@@ -185,11 +186,11 @@ def _of_one_machine(tables: tuple[Results, ...]) -> tuple[Results, ...]:
     """The tables of the first one's machine, else of the first machine that has all of them measured."""
     if len({table.machine for table in tables if table.machine}) <= 1:
         return tables
-    for folder in dict.fromkeys((tables[0].machine, *store.devices(), *store.devices(cpu=True))):
-        of_one = tuple(table.of(folder) for table in tables)
-        if all(len(table.measured) for table in of_one):
-            return of_one
-    return tables[0], *(table.of("") for table in tables[1:])
+    folders = dict.fromkeys((tables[0].machine, *store.devices(), *store.devices(cpu=True)))
+    known = [tuple(table.of(folder) for table in tables) for folder in folders]
+    known = [of_one for of_one in known if all(len(table.measured) for table in of_one)]
+    told = (of_one for of_one in known if all(_tells_most(table.experiment, table.rows) for table in of_one))
+    return next(told, known[0] if known else (tables[0], *(table.of("") for table in tables[1:])))
 
 
 def _folder(names: list[str]) -> str:
