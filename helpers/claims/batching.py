@@ -141,6 +141,7 @@ def throughput(rows: pd.DataFrame) -> SimpleNamespace:
         brain=share[BRAIN],
         gain=faster(packed, BRAIN),
         by_length=faster(BALANCED, BRAIN),
+        over_balanced=faster(packed, BALANCED),
         over_longest=faster(same, BIG_BRAIN, packed),
         alone=faster(same, BRAIN, packed),
         kernel=faster(packed, same, packed),

@@ -61,7 +61,12 @@ def stages(rows: pd.DataFrame, steps: pd.DataFrame | None = None) -> SimpleNames
         guess=Number(guess, PERCENT),
         over_guess=Number(last.validation_accuracy.value / guess, decimals=1),
         tokens=Number(rows["real_tokens"].max(), "real tokens", decimals=0),
-        seeds=rows["seed"].nunique(),
+        seeds=(seeds := rows["seed"].nunique()),
+        fewer="".join(
+            f"; {name}: {count}"
+            for name, of in {COMPILED: climbed["stage"] == COMPILED, "alone": rows["way"] == "alone"}.items()
+            if 0 < (count := rows.loc[of.index[of], "seed"].nunique()) < seeds
+        ),
         compiled=_compiled(climbed, end),
         table=_staircase(rows, names, gains),
     )

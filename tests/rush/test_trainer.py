@@ -90,7 +90,7 @@ def test_of_steps_that_take_long_fewer_are_timed_and_the_row_says_how_many(monke
 def test_two_setups_in_turns_are_compared_by_token(monkeypatch):
     monkeypatch.setattr(measurement, "TURN_S", 0.005)
     step_ms, row = measurement.in_turns(TINY, tiny(batch=4), 5.0)
-    assert row["ratio"] == pytest.approx(statistics.median(step_ms) / row["baseline_ms"], rel=0.3)
+    assert 0.5 < row["ratio"] * row["baseline_ms"] / statistics.median(step_ms) < 2  # by step it would be 4
     assert row["low"] < row["ratio"] < row["high"] and row["pairs"] == measurement.ROUNDS
     assert row["baseline_ms"] > 2 * statistics.median(measurement.in_turns(TINY, TINY, 5.0)[0])
 
