@@ -300,6 +300,11 @@ def test_a_line_that_computes_long_is_named_unless_it_multiplies_matrices_or_a_f
     assert costly({"train.py:1": 0.6, "train.py:2": 0.6}) == []
     explains = Finding("one-hot product", "operators", 1.0, 0.4, "train.py:1 in train", "", "", BOUND)
     assert costly({}, [replace(explains, gain_share=0.5)]) == [] != costly({}, [explains])
+    small = replace(explains, finding="small operators", where="other.py:5", gain_share=0.8)
+    assert costly({"train.py:1": 0.1}, [small]) == [] != costly({}, [small])  # no operator is called there
+    back = line(COMPUTING, 4.0, 1), line("backward", 6.0)
+    assert [*Observed(seen(*back)).costly_line({}, [])]
+    assert not [*Observed(seen(*back), {("train.py", back[0][2]): 0.9}).costly_line({}, [])]
 
 
 def test_a_line_of_no_known_kind_comes_first_and_a_models_own_doesnt(watched):

@@ -32,13 +32,12 @@ ENDS_S = 3600.0  # memory that is full so soon ends the training
 LONG_S = 20.0  # seconds in which a single iteration shows enough
 MOST_BREAKS = 3  # of a graph, that are named
 ANEW = 0.5  # of iterations in which a loader begins anew
-COSTLY = "costly line"
+COSTLY, OF_MODELS = "costly line", ("<module>", "forward")  # whose lines are many things' and count one by one
 LEAST_SLOWER = 0.03  # growth of an iteration's time over all that was watched
 MOST_GROWN, THROTTLED = 3, 0.95  # kinds of things that are named; a GPU's clock beside the one at first
 # Findings whose cause is another one's, where that brings half as much
 EXPLAINED = {
     "small operators": {"Python loop", "small batches"},
-    COSTLY: {"small operators"},
     "waiting for the loader": {"new loader each batch"},
     "unfused optimizer": {"dense embedding gradients"},
 }
@@ -90,20 +89,38 @@ class Observed:
     def costly_line(self, products: Mapping[str, float], findings: list[Finding]) -> Iterator[Finding]:
         """The line that computes longest of those that hardly multiply matrices, by the products in each.
 
-        What is no model's `forward` counts with all of its lines. None where a finding that explains half of the time
-        names it already.
+        What is no model's `forward` counts with all of its lines, unless it is mostly gone back through: that is part
+        of a model. None where a finding explains half of the time: one that names the line, or small operators, of
+        which `products` knows the lines.
         """
         lines = self.seen[self.seen["activity"] == stacks.COMPUTING] if self.enough else self.seen[:0]
         share_of = [products.get(place(row.file, row.line), 0.0) for row in lines.itertuples()]
         lines = lines.loc[[share < MULTIPLIES for share in share_of]]
-        whole = lines["function"].where(~lines["function"].isin(["<module>", "forward"]), lines["line"])
-        for _, group in sorted(lines.groupby(["file", whole]), key=lambda each: -each[1]["share"].sum())[:1]:
+        whole = lines["function"].where(~lines["function"].isin(OF_MODELS), lines["line"])
+        groups = [group for _, group in lines.groupby(["file", whole]) if not self._of_model(group)]
+        for group in sorted(groups, key=lambda group: -group["share"].sum())[:1]:
             dearest, share = _by_line(group).index[0], group["share"].sum()
-            named = (f.gain_share for f in findings if f"{place(*dearest)} " in f"{f.where} ")
-            if share >= DEAR and max(named, default=0.0) < share / 2:
-                function = group["function"].iloc[0]
-                evidence = f"{share:.0%} of the time in {function}, hardly any of it in matrix products"
+            called = any(place(row.file, row.line) in products for row in group.itertuples())
+            explained = (
+                f.gain_share
+                for f in findings
+                if f"{place(*dearest)} " in f"{f.where} " or (called and f.finding == "small operators")
+            )
+            if share >= DEAR and max(explained, default=0.0) < share / 2:
+                evidence = (
+                    f"{share:.0%} of the time in {group['function'].iloc[0]}, hardly any of it in matrix products"
+                )
                 yield self._finding(COSTLY, share, quoted(*dearest), evidence, BOUND)
+
+    def _of_model(self, lines: pd.DataFrame) -> bool:
+        """Whether a function's lines are mostly gone back through."""
+        file, function = lines["file"].iloc[0], lines["function"].iloc[0]
+        return function not in OF_MODELS and self._gone_back(file, function) >= lines["share"].sum() / 2
+
+    def _gone_back(self, file: str, function: str) -> float:
+        """The share of the time that goes back through a function."""
+        back = sum(part for (path, of), part in self.gone_back.items() if of == function and file.endswith(path))
+        return back * self.activities[stacks.BACKWARD]
 
     def text(self) -> list[str]:
         """What was seen, in lines, where there is no profile to go with it."""
@@ -169,9 +186,7 @@ class Observed:
             if share < LOOP_SHARE:
                 continue
             evidence = f"{lines['calls'].max():,} calls an iteration from {name}, {share:.0%} of the time"
-            back = sum(part for (path, of), part in self.gone_back.items() if of == name and file.endswith(path))
-            back *= self.activities[stacks.BACKWARD]
-            if back >= LEAST_BACKWARD:
+            if (back := self._gone_back(file, name)) >= LEAST_BACKWARD:
                 evidence += f", and {back:.0%} for their backward pass"
                 share += back
             yield self._finding("Python loop", share, quoted(*_by_line(lines).index[0]), evidence, BOUND)
