@@ -86,6 +86,15 @@ def test_a_clock_that_falls_is_the_cause_where_nothing_grows():
     assert "1,980 to 1,410 MHz at 88 °C" in finding.evidence and "cool the card" in finding.advice
 
 
+def test_a_line_that_has_more_to_do_is_the_scripts_own_where_nothing_is_kept():
+    medians = [[number / 4, 100 * 1.05**number] for number in range(BLOCKS)]
+    data = {"iterations": [0.1] * 9, "seconds": 1.0, "lines": []}
+    for line, advice in (("a.py", "a running result"), ("", "look at other processes")):
+        looks = [look(n, [[line, 1, 0.01 * n**2]] if line else []) for n in (16, 36, 81)]
+        (finding,) = Observed(data | {"pace": {"blocks": medians, "looks": looks}})._slower()
+        assert advice in finding.advice
+
+
 def test_a_script_that_gets_slower_is_told_with_its_line_and_what_it_keeps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(windows, "OBSERVED_S", 0.5)

@@ -273,7 +273,9 @@ class Observed:
         if falls := bool(clocks) and clocks[-1] < THROTTLED * clocks[0]:
             hot = looks[-1]["counted"].get(pace.CELSIUS, 0)
             evidence += f"; the GPU's clock fell from {clocks[0]:,.0f} to {clocks[-1]:,.0f} MHz at {hot:.0f} °C"
-        line, case = pace.later_line(looks), "" if more else "hot" if falls else "else"
+        line = pace.later_line(looks)
+        its_own = line is not None and line[1] * 1e3 > (found.last_ms - found.first_ms) / 4  # half, between the halves
+        case = "" if more else "hot" if falls else "line" if its_own else "else"
         where = quoted(*line[0]) if line else "all lines alike"
         share = 1 - found.first_ms / found.last_ms
         yield self._finding("slower and slower", share, where, evidence, case=case)
