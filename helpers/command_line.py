@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
 
     def of_script(added: argparse.ArgumentParser) -> None:
         added.usage = "%(prog)s [options] (SCRIPT | -m MODULE) [ARGS …]"
+        added.set_defaults(own={name for action in added._actions for name in action.option_strings})
         added.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module and its arguments")
         added.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT …", help="the script and its arguments")
 

@@ -45,6 +45,11 @@ def _script(options: argparse.Namespace) -> list[str]:
     """The script or module, and its arguments."""
     if not (command := options.module or options.script):
         raise WrongScript(f"{options.command} what? SCRIPT [ARGS …] or -m MODULE [ARGS …]")
+    if taken := [name for name in command[1:] if name.partition("=")[0] in options.own]:
+        print(
+            f"dlspeed: {' '.join(taken)} goes to {command[0]}; what {options.command} takes stands before it",
+            file=sys.stderr,
+        )
     return command if options.module else _existing(command)
 
 

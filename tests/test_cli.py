@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from helpers import command_line, own_loop
 from helpers.commands import COMMANDS, main
 from helpers.experiments import chapters, select, tables_of
 from helpers.lab import records
@@ -188,3 +190,12 @@ def test_sigterm_stops_as_ctrl_c_does_but_not_a_fork(monkeypatch, capsys):
     assert capsys.readouterr().err == "dlspeed: stopped\n"
     assert forked == [-signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_option_behind_the_script_goes_to_the_script_and_that_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    options = command_line.parser().parse_args(["try", "--json", "train.py", "--lr", "1", "--seconds=5"])
+    assert own_loop._script(options) == ["train.py", "--lr", "1", "--seconds=5"]
+    told = "dlspeed: --seconds=5 goes to train.py; what try takes stands before it\n"
+    assert capsys.readouterr().err == told

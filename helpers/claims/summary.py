@@ -158,7 +158,7 @@ def kind_of(named: Named) -> str:
 
 
 def gains(named: Named, of: Mapping[str, str]) -> str:
-    """Proven gains with their words, device by device: `GPU: 2.96× (2.95 to 2.98) by TF32. CPU: 1.9× …; 1.2× …`."""
+    """Proven gains with their words, device by device: `GPU: 2.96× (2.95 to 2.98) by TF32. 1.1× … . CPU: 1.9× …`."""
     told = {
         kind_of(there): [
             f"{number:bare} {words}"
@@ -168,7 +168,7 @@ def gains(named: Named, of: Mapping[str, str]) -> str:
         for there in (named, named.on_cpu)
         if there.measured
     }
-    lines = [f"{device}: {'; '.join(gains)}." for device, gains in told.items() if gains]
+    lines = [f"{device}: {'. '.join(gains)}." for device, gains in told.items() if gains]
     return " ".join(lines) or f"{lacking(', '.join(of))}"
 
 

@@ -198,6 +198,20 @@ class NotDeterministic(SwitchedOff):
     calls: Mapping[str, str] = {"use_deterministic_algorithms": "{}(False)"}
 
 
+class AllThreads(SwitchedOff):
+    """A thread for each core that the process may use."""
+
+    name, share, cores = "all-threads", 0.4, len(os.sched_getaffinity(0))
+    environment: Mapping[str, str] = {"OMP_NUM_THREADS": str(cores)}
+    calls: Mapping[str, str] = {"set_num_threads": f"{{}}({cores})"}
+
+    def missing_because(self, facts: Facts) -> str:
+        return "there is a thread for each core" if facts["threads"] >= self.cores else ""
+
+    def apply(self, facts: Facts) -> None:
+        torch.set_num_threads = lambda _: None
+
+
 class OneThread(Change):
     """One thread: small operations take longer on more."""
 
@@ -211,6 +225,6 @@ class OneThread(Change):
 
 KINDS: tuple[type[Change], ...] = (
     MatmulPrecision, OneOptimizerKernel, Workers, Pinned, SetToNone, Autocast, ChannelsLast, NoAnomalies,
-    NotDeterministic, KeptPages, OneThread, CompileModel,
+    NotDeterministic, KeptPages, AllThreads, OneThread, CompileModel,
 )  # fmt: skip
 ALL = {kind.name: kind() for kind in (*KINDS, *probes.PROBES)}

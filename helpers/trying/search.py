@@ -181,18 +181,20 @@ def _observe(search: Search, judged: bool = True) -> None:
 def _promise(search: Search, name: str, applying: Sequence[str]) -> tuple[float, float]:
     """The shares of a step that a change is likely to take away, and at most, by the findings or by its parts.
 
-    A probe of what a change is for promises half of it: the change comes first.
+    A probe of what a change is for promises half of it: the change comes first. What is found at one line is one thing.
     """
     change, findings = changes.ALL[name], search.result.findings
     inside = max(1 - sum(finding.gain_share for finding in findings if finding.finding in OUTSIDE), 0.0)
     most = inside * sum(search.parts.get(part, 0.0) for part in change.parts) if search.parts else 1.0
     promise = change.share * most / change.patience
+    at_line = {each.where: max(f.gain_share for f in findings if f.where == each.where) for each in findings}
     for finding in findings:
         if name in (tried := entries()[finding.finding].tried):
             waits = change.kind == "probe" and any(
                 changes.ALL[each].kind == "change" for each in applying if each in tried
             )
-            promise, most = max(promise, finding.gain_share / (2 if waits else 1)), max(most, finding.gain_share)
+            share = at_line[finding.where]
+            promise, most = max(promise, share / (2 if waits else 1)), max(most, share)
     return promise, most
 
 

@@ -161,6 +161,7 @@ class Sight:
 
         for holder in (torch.optim.Optimizer, nn.Module):
             holder.zero_grad = zeroed(holder.zero_grad)
+        torch.set_num_threads = self._placed("set_num_threads", torch.set_num_threads)
         switch = torch.use_deterministic_algorithms
         torch.use_deterministic_algorithms = self._placed("use_deterministic_algorithms", switch)
         torch.autocast.__enter__ = self._placed("autocast", torch.autocast.__enter__)

@@ -32,6 +32,9 @@ def test_of_gains_only_the_proven_are_told_each_with_its_device():
     gpu = Recorded("h200", rung=SimpleNamespace(flash=Number(1.6, TIMES, 1.5, 1.7, 9)), on_cpu=cpu)
     assert summary.gains(gpu, {"rung.flash": "in speed"}) == "GPU: 1.60× (1.50 to 1.70) in speed."
     assert "not measured" in summary.gains(Recorded("cpu-a", rung=cpu.rung, on_cpu=cpu), {"rung.flash": "in speed"})
+    gpu.rung.tf32, cpu.rung.tf32 = Number(2.0, TIMES, 1.9, 2.1, 9), cpu.rung.flash
+    told = "GPU: 1.60× (1.50 to 1.70) in speed. 2.0× (1.90 to 2.1) by TF32."  # a sentence each
+    assert summary.gains(gpu, {"rung.flash": "in speed", "rung.tf32": "by TF32"}) == told
 
 
 def test_stages_are_compared_seed_by_seed():

@@ -1,5 +1,7 @@
 """What chapter 4 measures. Each function takes one configuration and returns one row, or a row for each variant."""
 
+import itertools
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -12,7 +14,7 @@ from ...lab.machine import missing_because
 from ...lab.precision import fp32_products
 from ...lab.records import STATUS, Row
 from ...lab.records.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
-from ...lab.timing import relative_error
+from ...lab.timing import Timing, relative_error
 from ...models.llama import PRESETS, Llama
 from ...swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
 from ...text import SyntheticText
@@ -202,6 +204,7 @@ def _windows(text: SyntheticText, length: int = 129) -> Tensor:
     return torch.from_numpy(text.ids[:whole].astype("int64")).view(-1, length).to(device())
 
 
+LONG = 5e11  # operations of a pass
 STACK = "batch seq_len hidden_dim intermediate_size num_layers dtype"
 SWEEP_TASK = _shapes(  # the task's shapes, in the task's fp32
     STACK,
@@ -211,7 +214,7 @@ SWEEP_TASK = _shapes(  # the task's shapes, in the task's fp32
     (16, 512, 1024, 4096, 3, "float32"),
     (4, 1024, 4096, 16384, 5, "float32"),
 )
-SWEEP_CPU = SWEEP_TASK[:2] + _shapes(  # the task's third with a quarter of the batch; then one thing grows at a time
+SWEEP_CPU = SWEEP_TASK + _shapes(  # the task's third with a quarter of the batch, too; then one thing grows at a time
     STACK,
     (2, 512, 1024, 4096, 3, "float32"),
     *((2, seq_len, 512, 2048, 4, "bfloat16") for seq_len in (128, 256, 1024)),
@@ -257,7 +260,8 @@ def sweep(
 ) -> Row:
     """Forward and backward time and peak memory of a stack of layers, for each level.
 
-    Gradients persist between steps, as in the task; the loss's gradient is a random tensor.
+    Gradients persist between steps, as in the task; the loss's gradient is a random tensor. A stack that takes a CPU
+    seconds gets one pass, in which its memory is measured, too.
     """
     check_layer(hidden_dim, intermediate_size, dtype, checkpoint_level)
     factory = {"device": device(), "dtype": getattr(torch, dtype)}
@@ -272,8 +276,18 @@ def sweep(
         y.backward(l)
         yield "backward"
 
-    times = phases(step, warmup=2, repeat=8 if device().type == "cuda" else 20)
-    row: Row = {"n": times["forward"].n, "peak_gib": peak_memory(lambda: list(step())).peak_gib}
+    on_gpu, operations = device().type == "cuda", 18 * x.numel() * intermediate_size * num_layers
+    if not on_gpu and operations > LONG:
+        for weight in (x, *stack.parameters()):
+            weight.grad = torch.zeros_like(weight)
+        marks = [time.perf_counter()]
+        peak = peak_memory(lambda: marks.extend(time.perf_counter() for _ in step()))
+        passes = zip(("forward", "backward"), itertools.pairwise(marks), strict=True)
+        times = {name: Timing.of([1e3 * (end - begin)]) for name, (begin, end) in passes}
+    else:
+        times = phases(step, warmup=2, repeat=8 if on_gpu else 20)
+        peak = peak_memory(lambda: list(step()))
+    row: Row = {"n": times["forward"].n, "peak_gib": peak.peak_gib}
     for name, timing in times.items():
         row |= {f"{name}_s": timing.median_ms / 1e3}
         row |= {f"{name}_p20_s": timing.p20_ms / 1e3, f"{name}_p80_s": timing.p80_ms / 1e3}

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-
-import torch
+from unittest.mock import patch
 
 from .. import machine
 from ..process import end_with_parent
@@ -35,9 +34,10 @@ def rehearse(experiments: Iterable[Experiment], tell: Callable[[str], None] = pr
     tables: queue.SimpleQueue[Experiment] = queue.SimpleQueue()
     for e in sorted(experiments, key=lambda e: -len(e.configurations("small")) * (e.worth.cpu or 1.0)):
         tables.put(e)  # the longest first
-    os.environ["TQDM_DISABLE"] = "1"  # of the processes below
+    of_processes = {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": str(CORES_OF_ONE[kind])}  # and of those that they start
     faults: list[str] = []
     with contextlib.ExitStack() as ends:
+        ends.enter_context(patch.dict(os.environ, of_processes))
         beside = [threading.Thread(target=_work_off, args=(tables, ends, faults, tell)) for _ in range(processes)]
         ends.callback(_drain, tables)
         for thread in beside:
@@ -80,15 +80,9 @@ def _small_rows(e: Experiment) -> list[str]:
 
 
 def _process(ends: contextlib.ExitStack) -> ProcessPoolExecutor:
-    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _alone)
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent)
     ends.callback(_end, pool)
     return pool
-
-
-def _alone() -> None:
-    end_with_parent()
-    if not torch.cuda.is_available():
-        torch.set_num_threads(CORES_OF_ONE["cpu"])
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
