@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--task", default="lm", help="lm or segmentation (default: lm)")
     added.add_argument("--precision", default="dynamic", help="fp32, fp16, bf16, amp, static, dynamic or torch-scaler")
     added.add_argument("--data", default="standard", help="base, standard, balanced or sequenced")
-    added.add_argument("--preset", default="small", choices=("small", "reduced", "full"))
+    added.add_argument("--preset", default="small", choices=("small", "reduced", "long", "full"))
     added.add_argument("--epochs", type=int, default=5)
     added.add_argument("--seed", type=int, default=0)
     added.add_argument("--clip", type=float, help="the largest norm of the gradients")

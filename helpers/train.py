@@ -18,15 +18,15 @@ import torch
 
 from .lab import device
 from .lab.arguments import check_at_least, check_choice
-from .training.cars import segmentation_task
-from .training.language import SIZES, language_task
+from .training import cars, language
 from .training.loop import OnStep, Step, fit
 from .training.text_batches import DATA
 from .training.trainer import PRECISIONS, Precision, Task, Trainer
 
 __all__ = ["DATA", "PRECISIONS", "Setup", "Step", "build_task", "build_trainer", "train"]
 
-TASKS = {"lm": language_task, "segmentation": segmentation_task}
+TASKS = {"lm": language.language_task, "segmentation": cars.segmentation_task}
+PRESETS = {"lm": language.SIZES, "segmentation": cars.SIZES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Setup:
         check_choice(TASKS, task=self.task)
         check_choice(PRECISIONS, precision=self.precision)
         check_choice(DATA, data=self.data)
-        check_choice(SIZES, preset=self.preset)
+        check_choice(PRESETS[self.task], preset=self.preset)
         if self.task != "lm" and self.data != "standard":
             raise ValueError(f"data is {self.data!r}, which is for text; {self.task} has 'standard' only")
         check_at_least(1, epochs=self.epochs)

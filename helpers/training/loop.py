@@ -72,7 +72,7 @@ def fit(
         if on_step is not None:
             on_step(Step(number, loss, trainer.model, trainer.scaler))
 
-    total = sum(map(trainer.task.steps, range(epochs))) if progress else None
+    total = sum(map(trainer.task.steps, range(epochs))) if progress or trainer.task.decays else None
     bar = tqdm(total=total, unit="step", file=sys.stderr, disable=not progress)
     with bar, contextlib.nullcontext() if profile is None else profile(trainer.model) as profiler:
         for epoch in range(epochs):
@@ -84,6 +84,8 @@ def fit(
                     batch = next(iterator, None)
                 if batch is None:
                     break
+                if total is not None:
+                    trainer.decay(number / total)
                 loss = trainer.step(batch, look)
                 marks[-1].append(moment())
                 if hasattr(profiler, "step"):

@@ -102,6 +102,7 @@ class Task:
     steps: Callable[[int], int]
     validation: Callable[[], Iterator[Batch]]
     learning_rate: float
+    decays: bool = False  # the rate, linearly to zero over the training; not in a captured step, which holds it
     weight_decay: float = 0.01
     micro_batches: int = 1  # backward takes the loss divided by it, as if so many batches made a step
     metric: Any = None
@@ -142,7 +143,7 @@ class Trainer:
         self.scaler = precision.scaler(self.device)
         # Under a loss scale only a fused optimizer skips a step without asking the host, which a graph can't do.
         asks_host = self.scaler is not None and faults.unfused_optimizer
-        graphed = captures and self.device.type == "cuda" and not asks_host
+        graphed = captures and self.device.type == "cuda" and not asks_host and not task.decays
         # Fused; for a model in pure fp16 foreach, which computes in fp16 as the rest of its training does.
         kernels = {"foreach": False} if faults.unfused_optimizer else {"fused": True}
         kernels = {"foreach": True} if precision.name == "fp16" else kernels
@@ -159,6 +160,12 @@ class Trainer:
             captures=graphed,
         )
         self._start_sums()
+
+    def decay(self, done: float) -> None:
+        """The learning rate when that share of the training is done, if the task's rate decays."""
+        if self.task.decays:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.task.learning_rate * (1 - done)
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """The batches of an epoch. Resets the sums of loss, metric and counts."""
