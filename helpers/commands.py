@@ -188,7 +188,7 @@ def fit(options: argparse.Namespace) -> int:
 def _card(options: argparse.Namespace) -> "Card | None":
     """The GPU that `fit` is asked for, by name or by its rates; None if it isn't."""
     from .fit import Card
-    from .fit.cards import card
+    from .lab.cards import card
 
     if options.gpu:
         return card(options.gpu)

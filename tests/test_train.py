@@ -13,6 +13,7 @@ from helpers.commands import main
 from helpers.text import SyntheticText
 from helpers.train import DATA, PRECISIONS, Setup, build_task, build_trainer, train
 from helpers.training import Trainer
+from helpers.training.loop import fit
 
 
 def run(**changes):
@@ -26,6 +27,15 @@ def test_every_precision_trains_both_tasks(precision):
         assert 0 <= found["validation_accuracy"] <= 1
         assert found["steps"] == 4
         assert precision == "fp16" or math.isfinite(found["validation_loss"])
+
+
+def test_a_learning_rate_that_decays_falls_to_zero_over_all_epochs():
+    trainer, rates = build_trainer(Setup(task="segmentation", precision="fp32")), []
+    trainer.task = replace(trainer.task, decays=True)
+    fit(trainer, epochs=2, on_step=lambda _: rates.append(trainer.optimizer.param_groups[0]["lr"]))
+    assert rates == pytest.approx([trainer.task.learning_rate * (1 - done / 8) for done in range(8)])
+    with pytest.raises(ValueError, match="preset is 'long'"):
+        Setup(task="lm", preset="long")
 
 
 def test_micro_batches_make_gradients_smaller_and_nothing_else():

@@ -69,7 +69,8 @@ def _task(name: str, rows: pd.DataFrame) -> SimpleNamespace:
     accuracy = trained.pivot(index="seed", columns="precision", values="validation_accuracy").reindex(columns=RUNS)
     guess = rows.groupby("seed")["constant_accuracy"].first()
     first = rows.iloc[0] if len(rows) else pd.Series(index=rows.columns, dtype=object)
-    zero_share, skipped = (trained.groupby("precision")[name].mean() for name in ("zero_share", "skipped_steps"))
+    columns = ("zero_share", "skipped_steps", "training_s")
+    zero_share, skipped, seconds = (trained.groupby("precision")[name].mean() for name in columns)
     present = [run for run in RUNS if run in set(rows["precision"])]
     return SimpleNamespace(
         table=pd.DataFrame([_training(rows[rows["precision"] == run], accuracy) for run in present]),
@@ -78,6 +79,9 @@ def _task(name: str, rows: pd.DataFrame) -> SimpleNamespace:
         micro_batches=_count(first["micro_batches"]),
         source=first["source"],
         guess=_mean(guess, TASKS[name]),
+        scaled=replace(mean_of(pd.concat([accuracy["static"], accuracy["dynamic"]]), "", "both scales"), decimals=4),
+        lowest=Number(accuracy[["static", "dynamic"]].min().min(), decimals=4, missing="both scales"),
+        seconds={run: Number(seconds.get(run, float("nan")), "s", decimals=0, missing=RUNS[run]) for run in RUNS},
         accuracy={run: _mean(accuracy[run], f"{TASKS[name]}, {RUNS[run]}") for run in RUNS},
         points={run: mean_of(100 * (accuracy[run] - accuracy["fp32"]), "points", RUNS[run]) for run in RUNS},
         over_guess=mean_of(100 * (accuracy["amp"] - guess), "points", RUNS["amp"]),

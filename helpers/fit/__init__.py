@@ -12,7 +12,7 @@ speed(run)                  tokens/s of a run on a GPU by name, with the band th
 estimate(run, gpu, price)   the same with its cost and what would make it faster
 """
 
-from .cards import Card
+from ..lab.cards import Card
 from .estimate import estimate, estimate_text, plan_run
 from .plan import Plan, fit, peak, text, this_memory_gib
 from .rank import count, rank_memory, rank_peak

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..lab.cards import Card
 from ..models.llama import preset
 from ..rush.rates import parameters
 from .anybody import read_config
-from .cards import Card
 from .plan import Plan
 from .speed import shorter, speed
 

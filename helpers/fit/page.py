@@ -14,9 +14,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from ..lab.cards import cards
 from ..lab.memory import GIB
 from ..lab.process import end_with_parent
-from .cards import cards
 from .estimate import plan_run
 from .ledger import PARTS
 from .plan import MANY, Plan, peak

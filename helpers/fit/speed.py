@@ -21,12 +21,14 @@ import difflib
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .cards import DATA, Card, card, cards
+from ..lab.cards import Card, card, cards
 
+DATA = Path(__file__).with_name("data")
 LINK_SHARE, NETWORK_SHARE = 0.77, 0.94  # of a link's line rate, by collectives: helpers.fit.scaling's sources
 NETWORK_GB_S = (25.0, 50.0)  # a GPU's share of the network between machines: up to A100, and since H100
 MACHINE = 8  # GPUs

@@ -34,7 +34,7 @@ Source = Trace | torch.profiler.profile | str | Path
 COSTS, PLACES = "costs.json.gz", "places.json.gz"  # of one run: without stacks, and with them
 OBSERVED = re.compile(r"observed(\d*)\.json")  # what was seen of the unprofiled loop, by rank
 # Kinds of notes for which the profile with stacks is read
-NAME_LINES = {"host synchronisation", "deterministic cuDNN", "graph kept in evaluation"}
+NAME_LINES = {"host synchronisation", "deterministic cuDNN", "graph kept in evaluation", products.RATE}
 
 
 RULES: tuple[Callable[[Scene], Iterable[Finding]], ...] = (
@@ -160,7 +160,7 @@ def _diagnosed(trace: Trace, least: float) -> tuple[Diagnosis, list[Finding]]:
     """The diagnosis without its findings, and all of them."""
     scene = Scene(trace)
     findings = _findings(scene, least)
-    notes = [*hygiene.notes(scene), *needless.kept_graph(trace), *waiting.on_a_gpu(scene)]
+    notes = [*products.reached(scene), *hygiene.notes(scene), *needless.kept_graph(trace), *waiting.on_a_gpu(scene)]
     notes += [*hygiene.unexplained(scene, findings), *trace.notes]
     bound = _bound(scene)
     diagnosis = Diagnosis(

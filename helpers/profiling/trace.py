@@ -204,11 +204,20 @@ class Trace:
         return any(e.kind == RUNTIME and e.name.startswith("hip") for e in self.host)
 
     @property
-    def capability(self) -> tuple[int, int] | None:
-        """NVIDIA's compute capability of the device that was recorded, where the profile holds it."""
+    def _gpu(self) -> dict[str, Any]:
+        """The properties of the device that was recorded, where the profile holds them."""
         devices = self.about.get("deviceProperties", [])
         used = [e.track[0] for e in self.device[:1]]
-        gpu = next((p for p in devices if p.get("id") in used), devices[0] if devices else {})
+        return next((p for p in devices if p.get("id") in used), devices[0] if devices else {})
+
+    @property
+    def device_name(self) -> str:
+        return str(self._gpu.get("name", ""))
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """NVIDIA's compute capability."""
+        gpu = self._gpu
         return (gpu["computeMajor"], gpu["computeMinor"]) if "computeMajor" in gpu else None
 
     @cached_property

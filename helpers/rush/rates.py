@@ -10,24 +10,13 @@ from operator import itemgetter
 
 import torch
 
+from ..lab.cards import likely
 from ..lab.ceilings import best_matmul
 from ..lab.machine import device_class, device_name
 from ..lab.precision import fp32_products
 from ..models import Llama
 from ..models.llama import preset
 from .setup import AUTOCAST, Setup
-
-# Vendors' peak bf16 operations a second, dense; the first key contained in the device's name applies.
-PEAKS = {
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "B200": 2250e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX 4090": 165.2e12,
-}
 
 
 @functools.cache
@@ -62,8 +51,7 @@ def matmul_rate(precision: str = "amp-bf16") -> tuple[str, float]:
 def shares(setup: Setup, tokens_per_s: float) -> dict[str, float | str | None]:
     """`mfu` against the vendor's bf16 peak, and `matmul_share` against the measured product in the type computed in."""
     rate = flops_per_token(setup.model, setup.sequence) * tokens_per_s
-    name = device_name()
-    peak = next((peak for known, peak in PEAKS.items() if known in name), None)
+    card = likely(device_name())
     library, product = matmul_rate(setup.precision)
     matmul = {"product_library": library, "product_tflops": product / 1e12, "matmul_share": rate / product}
-    return {"mfu": rate / peak if peak else None, **matmul}
+    return {"mfu": rate / (1e12 * card.bf16_tflops) if card else None, **matmul}

@@ -110,14 +110,14 @@ class OnModels(Change):
         return [Lines(tuple(each["site"]), code) for each in models if (code := self.code(each))]
 
 
-def with_options(kind: type, options: Mapping[str, Any], sites: set[tuple]) -> None:
-    """Let a constructor that is called at one of these lines have these options."""
+def with_options(kind: type, options: Mapping[str, Any], sites: set[tuple] | None = None) -> None:
+    """Let a constructor that is called at one of these lines, or anywhere, have these options."""
     init = kind.__init__
     signature = inspect.signature(init)
 
     @functools.wraps(init)
     def built(holder: Any, *arguments: Any, **given: Any) -> None:
-        if sight.site_of_caller() in sites:
+        if sites is None or sight.site_of_caller() in sites:
             bound = signature.bind(holder, *arguments, **given)
             bound.arguments.update(options)
             arguments, given = bound.args[1:], bound.kwargs

@@ -125,6 +125,38 @@ class Autocast(OnModels):
         )
 
 
+class NoAutocast(Change):
+    """Nothing under autocast: casts and 16-bit kernels may take longer than fp32."""
+
+    name, group, share = "no-autocast", "precision", 0.03
+
+    def missing_because(self, facts: Facts) -> str:
+        return "" if facts["calls"].get("autocast") else "the script uses no autocast"
+
+    def apply(self, facts: Facts) -> None:
+        with_options(torch.autocast, {"enabled": False})
+
+    def edits(self, facts: Facts) -> list[Edit]:
+        return [Keywords(tuple(site), "autocast", {"enabled": "False"}) for site in facts["calls"]["autocast"]]
+
+
+class InFp32(OnModels):
+    """A model of fp64 numbers, and its inputs, in fp32."""
+
+    name, group, share = "fp32", "precision", 0.4
+
+    def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
+        name, cast = model["name"], "lambda x: x.{}() if torch.is_tensor(x) and x.dtype == torch.{} else x"
+        if model["dtype"] != "torch.float64":
+            return ()
+        return (
+            f"{name}.float().register_forward_pre_hook(lambda module, inputs, named: torch.utils._pytree.tree_map("
+            f"{cast.format('float', 'float64')}, (inputs, named)), with_kwargs=True)",
+            f"{name}.register_forward_hook(lambda module, inputs, output: torch.utils._pytree.tree_map("
+            f"{cast.format('double', 'float32')}, output))",
+        )
+
+
 class CompileModel(OnModels):
     """The model compiled by torch.compile."""
 
@@ -224,7 +256,7 @@ class OneThread(Change):
 
 
 KINDS: tuple[type[Change], ...] = (
-    MatmulPrecision, OneOptimizerKernel, Workers, Pinned, SetToNone, Autocast, ChannelsLast, NoAnomalies,
-    NotDeterministic, KeptPages, AllThreads, OneThread, CompileModel,
+    MatmulPrecision, OneOptimizerKernel, Workers, Pinned, SetToNone, Autocast, NoAutocast, InFp32,
+    ChannelsLast, NoAnomalies, NotDeterministic, KeptPages, AllThreads, OneThread, CompileModel,
 )  # fmt: skip
 ALL = {kind.name: kind() for kind in (*KINDS, *probes.PROBES)}

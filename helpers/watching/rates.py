@@ -13,7 +13,7 @@ from ..lab import machine
 
 SIZES = (96, 384, 1024)  # of the products
 LENGTHS, HEADS = (128, 512, 1056), 8  # of sequences that attend; glibc maps the last one's weights anew each time
-CONVOLUTION, ATTENTION, FP64 = "convolution", "attention", "fp64"
+CONVOLUTION, ATTENTION, FP64, TFLOPS = "convolution", "attention", "fp64", "fp32 TFLOP/s"
 FUSED = functools.partial(F.scaled_dot_product_attention, is_causal=True)
 REPEATS = 5
 
@@ -22,10 +22,12 @@ REPEATS = 5
 def speedups() -> dict[str, float]:
     """Of bf16 by a linear layer's size and for a convolution; of fp32 over fp64; of fused attention by weights' bytes.
 
-    Forward and backward; the conversions that autocast adds count, too: for small products they cost more than bf16
-    saves. By the fastest of a few. Takes two seconds, once. Where no unit multiplies bf16 numbers, one size is enough.
+    And what a large layer reaches in fp32. Forward and backward; the conversions that autocast adds count, too: for
+    small products they cost more than bf16 saves. By the fastest of a few. Takes two seconds, once. Where no unit
+    multiplies bf16 numbers, one size is enough.
     """
-    found = {FP64: _layer_s(torch.float64, 384) / _layer_s(torch.float32, 384)}
+    found = {TFLOPS: 6 * SIZES[-1] ** 3 / _layer_s(torch.float32, SIZES[-1]) / 1e12}
+    found |= {FP64: _layer_s(torch.float64, 384) / _layer_s(torch.float32, 384)}
     for length in LENGTHS:
         ours, fused = (_fastest_s(way, [(1, HEADS, length, 32)] * 3) for way in (_attention, FUSED))
         found[f"{ATTENTION} {4 * HEADS * length**2}"] = ours / fused

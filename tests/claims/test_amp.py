@@ -9,8 +9,15 @@ from helpers.claims import amp
 def training(precision, seed, accuracy, **changes):
     row = {"task": "segmentation", "precision": precision, "seed": seed, "validation_accuracy": accuracy}
     row |= {"validation_loss": 0.1, "constant_accuracy": 0.8, "diverged": "no", "zero_share": 0.0, "skipped_steps": 0.0}
-    row |= {"first_scale": None, "growth_interval": 5, "micro_batches": 4, "steps": 80, "source": "drawn"}
-    return row | changes
+    row |= {
+        "first_scale": None,
+        "growth_interval": 5,
+        "micro_batches": 4,
+        "steps": 80,
+        "source": "drawn",
+        "training_s": 2.0,
+    }
+    return row | {"training_s": 2.0} | changes
 
 
 QUALITY = pd.DataFrame(
@@ -30,6 +37,7 @@ def test_accuracies_are_compared_seed_by_seed_with_an_interval():
     assert runs.points["amp"].at_most(-5).outcome == "holds"
     assert runs.over_guess.value == pytest.approx(0)
     assert (f"{runs.lost}", f"{runs.accuracy['static']}") == ("90%", "0.960")
+    assert (f"{runs.lowest}", runs.scaled.n, f"{runs.seconds['static']}") == ("0.9500", 3, "2 s")
     table = runs.table.set_index("training")
     assert table.loc["pure fp16", ["accuracy", "diverged"]].tolist() == ["–", "1 of 1"]
     assert table.loc["AMP, static scale", "points against fp32"] == "+1.00"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from helpers.fit import fit, plan_run, speed
-from helpers.fit.cards import cards
 from helpers.fit.page import Grid, page, render, setting
+from helpers.lab.cards import cards
 
 COMMITTED = Path(__file__).parents[2] / "fit.html"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

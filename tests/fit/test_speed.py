@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from helpers.commands import main
 from helpers.fit import Card, estimate, speed
-from helpers.fit.cards import card, cards
 from helpers.fit.speed import NAMES, PRECISIONS, band, complete, fitted, left_out, published, seconds
+from helpers.lab.cards import card, cards
 
 SMALL = {"gpu": "a100_80gb", "layers": 12, "width": 768, "seq": 1024, "micro_batch": 16}
 LARGE = {"gpu": "h100", "count": 8, "layers": 32, "width": 4096, "seq": 4096, "micro_batch": 2}

@@ -2,8 +2,6 @@
 
 import gzip
 import io
-import os
-import pickle
 import shutil
 import struct
 import tarfile
@@ -206,13 +204,6 @@ def test_faults_cross_from_workers_with_their_batch(copy):
     assert sum(len(batch.keys) for batch in batches) + len(faults) == COUNT
 
 
-def test_a_fault_goes_through_pickle_with_its_parts():
-    error = FormatError(Fault("a.tar", 3, "truncated"))
-    again = pickle.loads(pickle.dumps(error))
-    assert (again.fault, str(again)) == (error.fault, "a.tar, sample 3: truncated")
-    assert str(Fault("a.tar", None, "no such shard")) == "a.tar: no such shard"
-
-
 @pytest.mark.parametrize("name", SHARDED)
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(4, 7), byte=st.integers(0, 511), bit=st.integers(0, 7))
@@ -260,15 +251,6 @@ def test_an_empty_folder_is_refused_by_name(name, tmp_path):
             FORMATS[name].open_(tmp_path, faults=policy)
 
 
-@pytest.mark.parametrize("name", SHARDED)
-def test_where_no_shard_can_be_opened_skipping_refuses_too(name, copy):
-    folder = copy(name)
-    for index in folder.glob(INDEX[name].replace("00001", "*")):
-        index.unlink()
-    with pytest.raises(FormatError, match=r"that can be opened; the first: .*no such index"):
-        FORMATS[name].open_(folder, faults="skip")
-
-
 def write_table(folder, *rows):
     lines = [",".join(small_files.COLUMNS), *(",".join(map(str, row)) for row in rows)]
     (folder / small_files.TABLE).write_text("\r\n".join(lines) + "\r\n", encoding="utf-8-sig")
@@ -289,20 +271,6 @@ def test_a_small_file_that_has_grown_is_not_read_whole(tmp_path):
         stream.truncate(HUGE)  # all of it a hole
     write_table(tmp_path, ("0/a.jpg", 0, "a", 5, 0))
     assert small_files.open_(tmp_path, faults="skip")[0].what == f"has {HUGE} bytes; the table says 5"
-
-
-@pytest.mark.parametrize("name", HERE)
-def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(name, copy):
-    folder = copy(name)
-    shard = f"00000{getattr(FORMATS[name].open_, 'suffix', '')}"
-    pipe = folder / {"files": "0/00000000.jpg", "mapped": "samples.mapped"}.get(name, shard)
-    pipe.unlink()
-    os.mkfifo(pipe)
-    try:
-        what = str(FORMATS[name].open_(folder, faults="skip")[0])
-    except FormatError as error:  # where a data set is one file
-        what = str(error)
-    assert what.startswith(str(pipe)) and ("not a regular file" in what or "has 0 bytes" in what)
 
 
 def write_tar(file, **contents):

@@ -60,11 +60,24 @@ def test_the_edit_is_the_same_training_as_the_change(folder, base, names):
     assert left <= {"channels-last", "no-output"}  # the one leaves no fact behind, the other has no edit
 
 
-def test_a_script_that_sets_one_thread_gets_one_for_each_core(folder):
-    source, change = SCRIPT.replace("torch.manual_seed(0)", "torch.set_num_threads(1)"), changes.ALL["all-threads"]
-    facts = run(folder, source).facts
-    assert facts["threads"] == 1 and run(folder, source, (change.name,), facts).facts["threads"] == change.cores
-    assert [edit.changed(source).count(f"num_threads({change.cores})") for edit in change.edits(facts)] == [1]
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("all-threads", "torch.manual_seed(0)", "torch.set_num_threads(1); torch.manual_seed(0)"),
+        ("fp32", "torch.manual_seed(0)", "torch.manual_seed(0); torch.set_default_dtype(torch.float64)"),
+        ("no-autocast", "self.net(x)[0]", 'torch.autocast("cpu", torch.bfloat16)(self.net)(x)[0]'),
+    ],
+)
+def test_a_script_that_slows_itself_is_the_same_training_by_the_change_and_by_its_edit(folder, name, old, new):
+    patched = source = SCRIPT.replace(old, new)
+    seen, change = run(folder, source), changes.ALL[name]
+    assert not change.missing_because(seen.facts)
+    outside = run(folder, source, (name,), seen.facts)
+    for edit in change.edits(seen.facts):
+        patched = patched if isinstance(edit, edits.Shell) else edit.changed(patched)
+    inside = run(folder, patched)
+    assert outside.losses[:12] == inside.losses[:12] != seen.losses[: 12 if name != "all-threads" else 0]
+    assert name == "no-autocast" or change.missing_because(inside.facts)
 
 
 @pytest.mark.parametrize(

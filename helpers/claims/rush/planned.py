@@ -13,12 +13,12 @@ import torch
 from ... import fit
 from ...distributed import Job
 from ...experiments.rush.ranks import PLANNED, SHARDED
-from ...fit import cards
 from ...fit.speed import left_out, published
+from ...lab import cards
 from ...lab.memory import GIB, MIB
 from ...lab.records.values import PERCENT, Number, derived, lacking, pick
 from ...rush import Setup, climb
-from ...rush.rates import PEAKS, flops_per_token
+from ...rush.rates import flops_per_token
 from ...rush.setup import LADDERS
 from .rungs import kind_of
 
@@ -142,7 +142,8 @@ def memory_plan(rows: pd.DataFrame) -> SimpleNamespace:
 
 def scaling() -> SimpleNamespace:
     """The predicted share of a step that computes, by links, strategy and number of GPUs: no rows are needed."""
-    compute_ms = flops_per_token(**SCALED) * SCALED["sequence"] / (ASSUMED_MFU * PEAKS["H200"]) * 1e3
+    flops_ms = ASSUMED_MFU * 1e9 * cards.card("H200").bf16_tflops
+    compute_ms = flops_per_token(**SCALED) * SCALED["sequence"] / flops_ms
     lines = []
     for cluster, strategy in product(fit.CLUSTERS, SHARDED):
         line = {"cluster": cluster.name, "strategy": STRATEGIES[strategy]}

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
-from ..account import COMPUTE, is_collective
+from ...lab.cards import likely
+from ...watching.rates import TFLOPS
+from ..account import COMPUTE, OPERATORS, is_collective
 from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
 from ..intervals import length
 from ..scene import Scene, larger, totals
-from ..trace import KERNEL, Event, Trace
+from ..trace import KERNEL, Event, Note, Trace
 
 ALIGNED_TO = {"c10::Half": 8, "c10::BFloat16": 8, "float": 4}  # elements in 16 bytes
+RATE = "rate of products"  # a kind of note
 SMALL = 16  # sizes up to this are given by the task (classes, features)
 MATTERS = 0.05  # of the operations of all products: a source line with less is not reported
 CHAINS_MATTER = 0.4  # of the compute time: what an eager network without chains stays below
@@ -136,6 +139,42 @@ def _unaligned(product: Product) -> list[int]:
     """The sizes whose rows don't begin at multiples of 16 bytes."""
     unit = ALIGNED_TO.get(product.dtype)
     return [size for size in (product.k, product.n) if unit and size > SMALL and size % unit]
+
+
+def reached(scene: Scene) -> Iterator[Note]:
+    """What products reach of the device's rate, since a device may compute all the time and still be slow."""
+    ops = {op: p for op in scene.trace.ops if op.name in MATRICES and (p := product(op)) and p.operations}
+    us = {op: op.us if scene.account is None else op.device_us for op in ops}
+    part = OPERATORS if scene.account is None else COMPUTE
+    inside = sum(us.values()) / max(length(scene.parts[part]), 1e-9)
+    if inside < MATTERS:
+        return
+    sizes = [(f"{p.m} × {p.k} × {p.n}", us[op]) for op, p in ops.items()]
+    dearest = totals(sizes)[0][0]
+    of_dearest = [op for op, (size, _) in zip(ops, sizes, strict=True) if size == dearest]
+    rate, slowest = (sum(ops[op].operations for op in of) / sum(us[op] for op in of) / 1e6 for of in (ops, of_dearest))
+    limit, of_what = _limit(scene, list(ops))
+    text = f"matrix products take {inside:.0%} of the {part} time at {rate:.3g} TFLOP/s"
+    text += f", {rate / limit:.0%} of {of_what}" if limit else ""
+    text += f"; those that take most, {dearest}, are computed at {slowest:.3g}"
+    if scene.account is not None:
+        elementwise = length(scene.kernels(kernels_that(scene.trace, "elementwise"))) / length(scene.parts[COMPUTE])
+        text = f"the device computes {scene.shares[COMPUTE]:.0%} of the time, its utilisation; {text}; elementwise and "
+        text += f"copying kernels, which memory bounds, take {elementwise:.0%}"
+    yield Note(RATE, text)
+
+
+def _limit(scene: Scene, ops: list[Event]) -> tuple[float, str]:
+    """The TFLOP/s of large products on this device, if they are known, and what they are."""
+    if scene.account is None:
+        tflops = scene.trace.about.get("bf16_speedup", {}).get(TFLOPS, 0.0)
+        return tflops, f"what a layer of 1,024 reaches in fp32 on this CPU ({tflops:.3g})"
+    kernels = [e for op in ops for e in op.inner() if e.kind == KERNEL]
+    kind = totals((product_type(e), e.us) for e in kernels)[0][0] if kernels else ""
+    if not kind or (card := likely(scene.trace.device_name)) is None:
+        return 0.0, ""
+    rates = {_16_BIT_KIND: card.bf16_tflops, _TF32_KIND: card.bf16_tflops / 2, _FP32_KIND: card.fp32_tflops}
+    return rates[kind], f"the {rates[kind]:g} of {card.names.partition(';')[0]} in {kind}"
 
 
 def fp32_products(scene: Scene) -> Iterator[Finding]:
