@@ -113,7 +113,8 @@ def read_cases(folder: Path) -> list[Case]:
 def submitted(case: Case, submission: Path, workspace: Callable[[], Path]) -> str:
     """The edited script of a submission: NAME.py, NAME/script.py or NAME.patch; the case's own where it has none."""
     found = [submission / f"{case.name}.py", submission / case.name / SCRIPT, submission / f"{case.name}.patch"]
-    found = [path for path in found if path.is_file()]
+    # `try --write` writes an empty patch where nothing helped
+    found = [path for path in found if path.is_file() and (path.suffix != ".patch" or path.read_text().strip())]
     if not found:
         return case.script
     script = case.patched(found[0], workspace()) if found[0].suffix == ".patch" else found[0].read_text()

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..lab.machine import device_name
+
 DRAWS = 2000
 LEAST_LOG = 0.01  # the reference's speedup is never taken for less, which nobody could be measured by
 WIDTH_95 = 2 * 1.96
@@ -76,7 +78,8 @@ class Results:
     def json(self) -> str:
         low, high = interval(self.rows)
         cases = [row | {"score": score(row)} for row in self.rows]
-        return json.dumps({"score": self.mean, "low": low, "high": high, "cases": cases}, indent=1)
+        about = {"machine": device_name(), "score": self.mean, "low": low, "high": high}
+        return json.dumps(about | {"cases": cases}, indent=1)
 
     def page(self, title: str) -> str:
         head, *lines = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in (HEAD, *self.cells()))

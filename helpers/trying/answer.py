@@ -99,7 +99,7 @@ class Result:
 
     @property
     def yours(self) -> list[dict[str, Any]]:
-        """What no change was found for, or not for all of it: the line, and the most that it can bring."""
+        """What no change was tried for, or not for all of it: the line, and the most that it can bring."""
         by_name, rows = {tried.change: tried for tried in self.tried}, []
         faster = {tried.change: tried for tried in self.tried if tried.kind == "probe" and tried.verdict == FASTER}
         waiting = {each["change"] for each in self.not_tried if each["applies"]}
@@ -111,9 +111,10 @@ class Result:
             probe = next((each for each in tried if each.kind == "probe" and math.isfinite(each.high)), None)
             proven = probe and faster.pop(probe.change, None)
             most = probe.gain_share if proven else min(finding.gain_share, probe.high if probe else 1.0)
-            if most >= LEAST and (not (changes or waiting & set(names)) or (proven and most > gained + 2 * LEAST)):
-                rows.append(_left(finding, probe, most, gained))
-        return rows + [_left(None, probe, probe.gain_share, 0.0) for probe in faster.values()]
+            if most >= LEAST and (not changes or (probe and most > gained + 2 * LEAST)):
+                untried = [name for name in names if name in waiting]
+                rows.append(_left(finding, probe, most, gained) | {"untried": untried})
+        return rows + [_left(None, probe, probe.gain_share, 0.0) | {"untried": []} for probe in faster.values()]
 
     def json(self) -> str:
         groups = {group: self.of(group) for group in ("beside", "helped", "nothing", "open", "probes")}
@@ -176,5 +177,6 @@ def _cut(text: str) -> str:
 def _yours(each: dict[str, Any]) -> list[str]:
     by = f"tried by {each['by']} ({each['low']:.0%} to {each['high']:.0%})" if each["high"] else "by the profile"
     gained = f"; {each['gained']:.0%} by what helped" if each["gained"] else ""
+    gained += f"; {', '.join(each['untried'])} not tried" if each["untried"] else ""
     first = f"{each['finding'] or each['by']}: at most {each['most']:.0%}, {by}{gained}"
     return [first, *(f"     {line}" for line in (_cut(each["where"]), *textwrap.wrap(each["advice"], WIDTH)) if line)]

@@ -239,7 +239,7 @@ def test_a_remedy_is_one_that_the_gpu_has(capability, advised, not_advised):
     assert (advised or "") in advice and not_advised not in advice
 
 
-@pytest.mark.parametrize(("kernel", "kind"), [("nvjet_sm90_tst_128x256", "16 bit"), ("nvjet_sss_64x64", "TF32")])
+@pytest.mark.parametrize(("kernel", "kind"), [("nvjet_sm90_tst_128x256", "16 bits"), ("nvjet_sss_64x64", "TF32")])
 def test_cublas_newest_kernels_are_products_on_tensor_cores(kernel, kind):
     trace = on_gpu(dtype=FP32, kernel=kernel)
     assert {products.product_type(e) for e in products.kernels_that(trace, "product")} == {kind}

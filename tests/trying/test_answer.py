@@ -70,6 +70,9 @@ def test_what_no_change_addresses_is_the_authors_with_a_probes_bound_where_there
         ("drawing", 0.9, "no-output"), ("padding", 0.1, "profile"),
     ]  # fmt: skip
     assert yours[0]["where"] == "train.py:80" and yours[0]["advice"] == "mind the drawing"
+    unfused = result(findings=(finding("small operators", 0.6),))
+    unfused.not_tried = [{"change": "compile", "reason": "the 60 s were spent", "applies": True}]
+    assert "small operators: at most 60%, by the profile; compile not tried" in text(unfused)
 
 
 @pytest.mark.parametrize(("gain", "listed"), [(0.9, True), (0.21, False)])

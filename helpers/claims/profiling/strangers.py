@@ -10,15 +10,16 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from ...experiments.profiling.strangers import CASES, names_the_line
+from ...experiments.profiling.strangers import CASES, PEERS, ROOT, names_the_line
 from ...lab.estimate import todays
-from ...lab.records.values import PERCENT, Number, derived, lacking, over_runs, share_of
+from ...lab.records.values import PERCENT, TIMES, Number, derived, lacking, over_runs, share_of
 from ...lab.trials import FASTER, SLOWER
 from ...lab.trials.luck import seen as seen_luck
 from ...lab.trials.programs import TURN_S, TURN_STEPS
 from ...lab.trials.simulation import resampled
 from .two_loops import MARGIN, NAMES, counted
 
+BASELINES = ROOT / "data" / "cases" / "baselines"
 PAGE = 112  # letters in a line of the report's listings
 SLOWDOWNS, PAIRS = (0.01, 0.02, 0.03, 0.05, 0.1), (8, 16, 32, 64, 128)  # of a start
 MATCH = 0.03  # of a step: a change from outside that is this near to the one by hand agrees with it
@@ -54,6 +55,33 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
         told=_told(rows, "loop"),
         gained=dict(zip(measured["loop"], _shares(measured, "gained"), strict=True)),
     )
+
+
+def peers(rows: pd.DataFrame) -> SimpleNamespace:
+    """By profiler, the share of loops in which the line that it charges most time to is the cause's."""
+    right = {tool: (rows.loc[rows["tool"] == tool, "right"].map(str) == "True") for tool in PEERS}
+    return SimpleNamespace(share={tool: share_of(each.sum(), len(each)) for tool, each in right.items()})
+
+
+def baselines() -> SimpleNamespace:
+    """Speedups of `try`'s patch and of each case's own fix, as the referee judged them, and the scores of three."""
+    judged = {name: json.loads((BASELINES / f"{name}.json").read_text()) for name in ("nothing", "try", "reference")}
+    scores = {name: Number(of["score"], "", of["low"], of["high"], decimals=2) for name, of in judged.items()}
+    ours, fixes = judged["try"]["cases"], judged["reference"]["cases"]
+    table = pd.DataFrame(
+        {
+            "case": [row["case"] for row in ours],
+            "by try's patch": [_speedup(row) for row in ours],
+            "its losses": [re.split("[:,]", row["losses"])[0] for row in ours],
+            "by the case's fix": [_speedup(row) for row in fixes],
+            "score of try": [f"{row['score']:.2f}" for row in ours],
+        }
+    )
+    return SimpleNamespace(table=table, scores=scores, machine=judged["reference"]["machine"])
+
+
+def _speedup(row: dict) -> str:
+    return f"{Number(row['speedup'], TIMES, row['low'], row['high'])}" if row["changed"] else "unchanged"
 
 
 def gpu_loops(rows: pd.DataFrame, gains: pd.DataFrame) -> SimpleNamespace:

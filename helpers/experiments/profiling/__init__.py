@@ -4,7 +4,7 @@
 """
 
 from .fixes import gpt_fixes, vit_fixes
-from .strangers import gpu_gains, gpu_loops, loops
+from .strangers import gpu_gains, gpu_loops, loops, peers
 from .trials import nulls, slowdowns
 from .tried import tried
 from .two_loops import PARTS, diagnose, modules, predicted, timeline

@@ -3,8 +3,10 @@
 Those of `data/loops` have it on any machine, those of `data/loops/gpu` on a GPU alone.
 """
 
+import collections
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -27,6 +29,18 @@ GPU_LIMIT_S = 10  # profile goes over all twelve in 200 s, with the start of eac
 GPU_TRIAL_S, GPU_TRY_S = 25.0, 45.0  # the starts are within: of each some 6 s on a GPU
 ENDLESS = ["--steps", "1000000"]
 LEAST_ALARM = 0.05
+PEER_S = 12  # that another profiler samples a loop
+PEERS = {  # commands that write FILE of the program after them
+    "py-spy": ["py-spy", "record", "--duration", str(PEER_S), "--format", "raw", "--output", "FILE", "--"],
+    "scalene": [sys.executable, "-m", "scalene", "run", "--cpu-only", "--program-path", "FOLDER", "--outfile", "FILE"],
+}
+ENDS = """
+import _thread, runpy, sys, threading
+ends = threading.Timer({}, _thread.interrupt_main)
+ends.daemon = True
+ends.start()
+runpy.run_path({!r}, run_name="__main__")
+"""
 
 
 def cases_in(folder: Path) -> dict[str, dict]:
@@ -72,6 +86,48 @@ def loops(loop: str) -> Row:
         **(_alarm(case, fixed["findings"]) if fixed else {}),
         **told,
     }
+
+
+@experiment(
+    small=[{"tool": "py-spy", "loop": "kept_losses"}],
+    cpu=[{"tool": tool, "loop": name} for tool in PEERS for name, case in CASES.items() if not case.get("ranks")],
+    columns="line right",
+    missing=lambda tool, loop: missing_because(tool),
+    timed=False,
+    worth=Worth(3, "what sampling profilers name", cpu=16, gpu=16, big_gpu=16),
+)
+def peers(tool: str, loop: str) -> Row:
+    """The line of a loop that another profiler charges most time to, and whether it is the cause's."""
+    script = CASES[loop]["script"]
+    with tempfile.TemporaryDirectory() as folder:
+        file, program = Path(folder, "profile"), Path(folder, "ends.py")
+        program.write_text(ENDS.format(PEER_S, str(script)))
+        places = {"FILE": str(file), "FOLDER": str(LOOPS)}
+        command = [places.get(word, word) for word in PEERS[tool]]
+        command += [sys.executable, str(script)] if tool == "py-spy" else [str(program)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=LIMIT_S)
+        if not file.exists():
+            raise RuntimeError(f"{tool}: {(done.stderr.strip() or 'no output').splitlines()[-1]}")
+        seconds = (_sampled_stacks if tool == "py-spy" else _sampled_lines)(file.read_text(), script)
+    line = max(seconds, key=seconds.__getitem__)
+    source = script.read_text().splitlines()[line - 1].strip()
+    return {"line": f"{line}: {source}", "right": names_the_line(loop, f"{loop}.py:{line} ")}
+
+
+def _sampled_stacks(text: str, script: Path) -> dict[int, float]:
+    """Samples by the innermost line of the script, of lines `frame (file:line);… count`."""
+    seconds: dict[int, float] = collections.Counter()
+    for stack, count in (line.rsplit(" ", 1) for line in text.splitlines()):
+        if lines := re.findall(rf"{re.escape(script.name)}:(\d+)\)", stack):
+            seconds[int(lines[-1])] += float(count)
+    return seconds
+
+
+def _sampled_lines(text: str, script: Path) -> dict[int, float]:
+    """Percents by line, of a JSON document by file."""
+    (of_script,) = (about for name, about in json.loads(text)["files"].items() if name.endswith(script.name))
+    parts = ("n_cpu_percent_python", "n_cpu_percent_c", "n_sys_percent")
+    return {line["lineno"]: sum(line[part] for part in parts) for line in of_script["lines"]}
 
 
 @experiment(

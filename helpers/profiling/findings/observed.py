@@ -242,13 +242,17 @@ class Observed:
         yield self._finding("gradients without an optimizer", share, f"weights of {name}", evidence, BOUND)
 
     def _memory(self) -> Iterator[Finding]:
-        """Memory that a list of the script's keeps, which costs new pages, and ends the training when it is full."""
+        """Memory that a list of the script's keeps, which costs new pages, and ends the training when it is full.
+
+        Within a loader's first pass nobody can know whether the list lives longer than that.
+        """
+        lasts = self.data["epochs"] or not (self.activities[stacks.LOADING] + self.activities[stacks.DATASET])
         grown, slope, left = growth(self.data["memory"], self.data["device_bytes"], self.data.get("available", 0))
         for file, line, count, graphs in self.data.get("growing", []) if grown else []:
             share = slope / PAGE * FAULT_S * 1e3 / self.step_ms
             evidence = f"{grown}; a list of {count:,} items gets more here in each iteration"
             finding = self._finding("growing memory", share, quoted(file, line), evidence, ESTIMATE, "graphs" * graphs)
-            yield replace(finding, urgent=left * self.step_ms / 1e3 < ENDS_S)
+            yield replace(finding, urgent=lasts and left * self.step_ms / 1e3 < ENDS_S)
 
     def _anomaly(self) -> Iterator[Finding]:
         """It notes a traceback for each operation, and looks for NaN in each gradient."""
@@ -282,7 +286,9 @@ class Observed:
 
     def warnings(self) -> list[Note]:
         grown, _, _ = growth(self.data["memory"], self.data["device_bytes"], self.data.get("available", 0))
-        warnings = [Note("growing memory", grown)] if grown and not any(self._memory()) else []
+        kept = next(self._memory(), None)
+        text = f"{grown} ({kept.where})" if kept else grown
+        warnings = [Note("growing memory", text)] if grown and not (kept and kept.urgent) else []
         if (others := self.data.get("others") or 0.0) >= BUSY:
             text = f"other processes took {others:.1f} cores: operators of several threads wait for each other then"
             warnings.append(Note("busy machine", f"{text}, and all shares may be wrong; profile again alone"))

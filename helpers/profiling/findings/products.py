@@ -48,7 +48,7 @@ _16_BIT = re.compile(
 )
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d|nvjet", re.IGNORECASE)
 _32_BIT = re.compile(r"sgemm|scudnn|<float\b|_SB_|_S_B_|gemmsn|f32f32|winograd.*<float|gemv.*float", re.IGNORECASE)
-_TF32_KIND, _FP32_KIND, _16_BIT_KIND = "TF32", "fp32", "16 bit"
+_TF32_KIND, _FP32_KIND, _16_BIT_KIND = "TF32", "fp32", "16 bits"
 
 
 @cache
