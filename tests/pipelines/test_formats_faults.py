@@ -139,22 +139,6 @@ def test_a_missing_index_is_refused_skipped_or_built_as_asked(name, copy, origin
 
 
 @pytest.mark.parametrize("name", SHARDED)
-@pytest.mark.parametrize(("last", "beyond"), [(7, 100), (4, 0)])
-def test_a_cut_shard_gets_no_index(name, last, beyond, copy):
-    folder = copy(name)
-    shard = file_with(folder, name, 5)
-    (folder / INDEX[name]).unlink()
-    with open(shard, "r+b") as stream:
-        stream.truncate(where(shard, last) + beyond)
-    with pytest.raises(FormatError, match=f"{shard.name}: truncated or damaged"):
-        FORMATS[name].open_(folder, index="build")
-    reader = FORMATS[name].open_(folder, faults="skip", index="build")
-    assert [fault.file for fault in reader.faults] == [str(shard)]
-    assert [item.key for item in settled(reader)] == [sample.key for sample in SAMPLES[:4] + SAMPLES[8:]]
-    assert not (folder / INDEX[name]).exists()
-
-
-@pytest.mark.parametrize("name", SHARDED)
 def test_a_shard_that_is_gone_is_named(name, copy):
     folder = copy(name)
     shard = file_with(folder, name, 5)

@@ -92,6 +92,8 @@ def test_a_script_that_names_the_referee_or_a_patch_of_other_files_is_refused(tm
     (tmp_path / "tiny_matrix.patch").write_text("--- /dev/null\n+++ b/torch.py\n@@ -0,0 +1 @@\n+fast = True\n")
     with pytest.raises(cases.Refused, match=r"changes torch\.py"):
         cases.submitted(MATRIX, tmp_path, lambda: tmp_path / "new")
+    (tmp_path / "tiny_matrix.patch").write_text("\n")  # as of `try`, where nothing helped
+    assert cases.submitted(MATRIX, tmp_path, lambda: tmp_path / "new") == MATRIX.script
 
 
 def test_a_submission_is_judged_once_and_the_references_score_is_1(judged, tmp_path, monkeypatch, capsys):

@@ -22,7 +22,7 @@ from helpers.profiling.findings import observed
 from helpers.profiling.findings.observed import Observed, growth, late_rank, ranked
 from helpers.watching import windows
 from helpers.watching.observe import Observer, compiled
-from helpers.watching.stacks import BACKWARD, COMPUTING, EVALUATING, is_library, line_of
+from helpers.watching.stacks import BACKWARD, COMPUTING, EVALUATING, LOADING, is_library, line_of
 from helpers.watching.tensors import padded_positions
 from helpers.watching.watch import watch
 
@@ -391,6 +391,9 @@ def test_memory_that_grows_is_a_warning_unless_it_is_known_what_keeps_it_and_soo
     (found,) = kept.findings(0.5)
     assert found.finding == "growing memory" and found.urgent and found.where == "train.py:4"
     assert "300 items" in found.evidence and "detach" in found.advice and kept.warnings() == []
+    first_pass = Observed(kept.data | {"epochs": 0, "lines": [*kept.data["lines"], line(LOADING, 0.1)]})
+    assert not any(each.urgent for each in first_pass.findings(0.0))
+    assert "train.py:4" in first_pass.warnings()[0].text
     other = Finding("padding", "observed", 1.0, 0.9, "", "", "", BOUND)
     assert ranked([other, found])[0] is found and ranked([other, replace(found, urgent=False)])[0] is other
 
