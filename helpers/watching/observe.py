@@ -40,6 +40,7 @@ PERIOD_S = 0.01
 # A thread that waits for the interpreter's lock gets it at the next operator, which gives it up, or after this time. By
 # Python's default, 5 ms, most looks would fall on operators, however long the Python before them took.
 SWITCH_S = 1e-5
+MEASURED_S = 0.05  # between two looks at memory at least, and a hundredth of the time so far
 _SET_TIMER_SLACK = 29
 BATCHES, LOOKS = 8, 32  # whose padding is counted; inputs of embeddings that are looked at, each a wait on a GPU
 COUNTED = ("memory", "epochs", "evaluations", "garbage_s", "backwards", "retained", "anomaly", "unclaimed", "averaged")
@@ -87,6 +88,7 @@ class Observer:
         self.loaders: Counter[Line] = Counter()  # that began while a graph is recorded, by the line that began them
         self._all = 0  # iterations that have ended, those too in which it looked away
         self._last = 0.0  # when the iteration began
+        self._measured = 0.0  # when memory is to be looked at again
         self._turned = self._away_s = 0.0  # when it last turned away or back, and the seconds away until then
         self._evaluating = False
         self._rare = (0, 0)  # evaluations and epochs until the last iteration
@@ -151,7 +153,8 @@ class Observer:
         if self.pace and plain:
             self.pace.add(now, now - self._last)
         self._last = now
-        if self.count % max(1, self.count // 100) == 0:
+        if now >= self._measured:  # the memory, some 50 µs
+            self._measured = now + max(MEASURED_S, self.observed_s / 100)
             on_device = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
             self.memory.append((self.count, system_bytes(RESIDENT), on_device))
         if self.pace and self.pace.is_due(self.count):
