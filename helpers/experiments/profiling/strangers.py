@@ -29,9 +29,19 @@ GPU_LIMIT_S = 10  # profile goes over all twelve in 200 s, with the start of eac
 GPU_TRIAL_S, GPU_TRY_S = 25.0, 45.0  # the starts are within: of each some 6 s on a GPU
 ENDLESS = ["--steps", "1000000"]
 LEAST_ALARM = 0.05
-PEER_S = 12  # that another profiler samples a loop
+PEER_S = 8  # that another profiler samples a loop
 PEERS = {  # commands that write FILE of the program after them
-    "py-spy": ["py-spy", "record", "--duration", str(PEER_S), "--format", "raw", "--output", "FILE", "--"],
+    "py-spy": [
+        str(Path(sys.executable).with_name("py-spy")),
+        "record",
+        "--duration",
+        str(PEER_S),
+        "--format",
+        "raw",
+        "--output",
+        "FILE",
+        "--",
+    ],
     "scalene": [sys.executable, "-m", "scalene", "run", "--cpu-only", "--program-path", "FOLDER", "--outfile", "FILE"],
 }
 ENDS = """
