@@ -29,26 +29,11 @@ GPU_LIMIT_S = 10  # profile goes over all twelve in 200 s, with the start of eac
 GPU_TRIAL_S, GPU_TRY_S = 25.0, 45.0  # the starts are within: of each some 6 s on a GPU
 ENDLESS = ["--steps", "1000000"]
 LEAST_ALARM = 0.05
-PEER_S = 8  # that another profiler samples a loop
-PEERS = {  # commands that write FILE of the program after them
-    "py-spy": [
-        str(Path(sys.executable).with_name("py-spy")),
-        "record",
-        "--duration",
-        str(PEER_S),
-        "--format",
-        "raw",
-        "--output",
-        "FILE",
-        "--",
-    ],
-    "scalene": [sys.executable, "-m", "scalene", "run", "--cpu-only", "--program-path", "FOLDER", "--outfile", "FILE"],
-}
-ENDS = """
-import _thread, runpy, sys, threading
-ends = threading.Timer({}, _thread.interrupt_main)
-ends.daemon = True
-ends.start()
+PEERS, START_S, PEER_S = ("py-spy", "scalene"), 6, 8  # other profilers, and seconds before and while they sample
+# Scalene starts a program itself, and shows what it sampled when that is interrupted.
+INTERRUPTED = """
+import _thread, runpy, threading
+threading.Timer({}, _thread.interrupt_main).start()
 runpy.run_path({!r}, run_name="__main__")
 """
 
@@ -110,32 +95,36 @@ def peers(tool: str, loop: str) -> Row:
     """The line of a loop that another profiler charges most time to, and whether it is the cause's."""
     script = CASES[loop]["script"]
     with tempfile.TemporaryDirectory() as folder:
-        file, program = Path(folder, "profile"), Path(folder, "ends.py")
-        program.write_text(ENDS.format(PEER_S, str(script)))
-        places = {"FILE": str(file), "FOLDER": str(LOOPS)}
-        command = [places.get(word, word) for word in PEERS[tool]]
-        command += [sys.executable, str(script)] if tool == "py-spy" else [str(program)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=LIMIT_S)
-        if not file.exists():
-            raise RuntimeError(f"{tool}: {(done.stderr.strip() or 'no output').splitlines()[-1]}")
-        seconds = (_sampled_stacks if tool == "py-spy" else _sampled_lines)(file.read_text(), script)
+        seconds = (_by_py_spy if tool == "py-spy" else _by_scalene)(script, Path(folder))
     line = max(seconds, key=seconds.__getitem__)
     source = script.read_text().splitlines()[line - 1].strip()
     return {"line": f"{line}: {source}", "right": names_the_line(loop, f"{loop}.py:{line} ")}
 
 
-def _sampled_stacks(text: str, script: Path) -> dict[int, float]:
+def _by_py_spy(script: Path, folder: Path) -> dict[int, float]:
     """Samples by the innermost line of the script, of lines `frame (file:line);… count`."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, str(script), *ENDLESS], cwd=folder, **quiet) as process:
+        time.sleep(START_S)
+        sampler = Path(sys.executable).with_name("py-spy")
+        options = f"--pid {process.pid} --duration {PEER_S} --format raw --output stacks".split()
+        subprocess.run([str(sampler), "record", *options], cwd=folder, check=True, timeout=LIMIT_S, **quiet)
+        process.kill()
     seconds: dict[int, float] = collections.Counter()
-    for stack, count in (line.rsplit(" ", 1) for line in text.splitlines()):
+    for stack, count in (line.rsplit(" ", 1) for line in (folder / "stacks").read_text().splitlines()):
         if lines := re.findall(rf"{re.escape(script.name)}:(\d+)\)", stack):
             seconds[int(lines[-1])] += float(count)
     return seconds
 
 
-def _sampled_lines(text: str, script: Path) -> dict[int, float]:
-    """Percents by line, of a JSON document by file."""
-    (of_script,) = (about for name, about in json.loads(text)["files"].items() if name.endswith(script.name))
+def _by_scalene(script: Path, folder: Path) -> dict[int, float]:
+    """Percents by line, start-up included, of a JSON document by file."""
+    (folder / "interrupted.py").write_text(INTERRUPTED.format(START_S + PEER_S, str(script)))
+    options = ["--cpu-only", "--program-path", str(script.parent), "--outfile", "lines.json", "interrupted.py"]
+    command = [sys.executable, "-m", "scalene", "run", *options]
+    subprocess.run(command, cwd=folder, capture_output=True, timeout=LIMIT_S)
+    files = json.loads((folder / "lines.json").read_text())["files"]
+    (of_script,) = (about for name, about in files.items() if name.endswith(script.name))
     parts = ("n_cpu_percent_python", "n_cpu_percent_c", "n_sys_percent")
     return {line["lineno"]: sum(line[part] for part in parts) for line in of_script["lines"]}
 
