@@ -70,11 +70,15 @@ def card(name: str) -> Card:
 
 
 def likely(device: str) -> Card | None:
-    """The card of a device's full name: that of the longest name in the table which it holds."""
-    known = {_plain(alias): card for card in cards().values() for alias in (card.gpu, *card.names.split(";"))}
-    return known.get(max((alias for alias in known if alias in _plain(device)), key=len, default=""))
+    """The card of a device's full name: that of the longest name in the table whose words it holds, in order."""
+    known = {_words(alias): card for card in cards().values() for alias in (card.gpu, *card.names.split(";"))}
+    return known.get(max((words for words in known if f" {words} " in f" {_words(device)} "), key=len, default=""))
 
 
 def _plain(name: str) -> str:
+    return _words(name).replace(" ", "")
+
+
+def _words(name: str) -> str:
     words = "".join(c if c.isalnum() else " " for c in str(name).lower()).split()
-    return "".join(w for w in words if w not in ("nvidia", "tesla", "geforce", "amd", "instinct"))
+    return " ".join(w for w in words if w not in ("nvidia", "tesla", "geforce", "amd", "instinct"))

@@ -131,6 +131,14 @@ def test_right_answers_promises_and_alarms_of_the_open_set_are_counted():
     assert f"{profiling.loops(of_a_file).right:brief}" == "50%"
 
 
+def test_a_profiler_is_right_where_its_first_line_is_the_causes_and_the_baselines_are_read():
+    rows = pd.DataFrame({"tool": ["py-spy"] * 4, "right": [True, "True", "False", None]})
+    share = profiling.peers(rows).share
+    assert f"{share['py-spy']:brief}" == "50%" and not share["scalene"].measured
+    judged = profiling.baselines()
+    assert (judged.scores["nothing"].value, judged.scores["reference"].value) == (0, 1) and len(judged.table) == 12
+
+
 def test_a_gpus_loops_are_counted_with_and_without_what_their_fixes_gain():
     row = {"loop": "a", "first": "fp32 products a.py:3", "right": True, "place": 1, "promised": 0.5, "predicted": 0.4}
     wrong = row | {"loop": "b", "right": False, "place": None, "promised": None, "predicted": 0.6}

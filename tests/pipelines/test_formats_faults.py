@@ -249,14 +249,6 @@ def test_the_table_of_small_files_reads_nothing_outside_of_its_folder(name, tmp_
     assert "outside of the data set's folder" in fault.what
 
 
-def test_a_small_file_that_has_grown_is_not_read_whole(tmp_path):
-    (tmp_path / "0").mkdir()
-    with open(tmp_path / "0" / "a.jpg", "wb") as stream:
-        stream.truncate(HUGE)  # all of it a hole
-    write_table(tmp_path, ("0/a.jpg", 0, "a", 5, 0))
-    assert small_files.open_(tmp_path, faults="skip")[0].what == f"has {HUGE} bytes; the table says 5"
-
-
 def write_tar(file, **contents):
     with tarfile.open(file, "w") as tar:
         for name, content in contents.items():

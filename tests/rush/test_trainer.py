@@ -14,6 +14,7 @@ from torch.utils import flop_counter
 from helpers.experiments.amp.overheads import operations
 from helpers.experiments.rush import transformers_llama as peers
 from helpers.lab import peak_memory
+from helpers.lab.cards import likely
 from helpers.lab.machine import installed, missing_because
 from helpers.rush import Setup, Trainer, climb, measurement, run, trainer
 from helpers.rush.measurement import fixed_tokens, text_tokens
@@ -175,6 +176,14 @@ def test_operations_are_counted_by_the_convention():
     assert parameters("llama-3.2-1b") == 1_235_814_400  # the tied embedding once
     actual = [flops_per_token("llama-3.2-1b", length) / 1e9 for length in (2048, 4096, 8192)]
     assert actual == pytest.approx([8.22, 9.03, 10.64], abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("device", "card"),
+    [("NVIDIA A100-PG509-200", "a100_80gb"), ("Tesla V100-DGXS-32GB", "v100_32gb"), ("NVIDIA RTX A1000", None)],
+)
+def test_a_card_is_found_by_the_words_of_a_devices_name(device, card):
+    assert getattr(likely(device), "gpu", None) == card
 
 
 def test_mfu_is_against_the_vendors_peak(monkeypatch):
