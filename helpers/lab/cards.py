@@ -5,6 +5,7 @@ import difflib
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 DATA = Path(__file__).with_name("data")
 REACHED = 0.9  # of a datasheet's peak, by the best product of a card that nobody published one of
@@ -53,7 +54,9 @@ def cards() -> dict[str, Card]:
     """All cards of the table by their short names."""
     text = ("gpu", "names", "source")
     with (DATA / "gpu_rates.csv").open(encoding="utf-8") as file:
-        rows = [{k: v if k in text else float(v or 0) for k, v in row.items()} for row in csv.DictReader(file)]
+        rows: list[dict[str, Any]] = [
+            {k: v if k in text else float(v or 0) for k, v in row.items()} for row in csv.DictReader(file)
+        ]
     return {row["gpu"]: Card(**row) for row in rows}
 
 
