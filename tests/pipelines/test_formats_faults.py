@@ -260,8 +260,6 @@ def write_tar(file, **contents):
 @pytest.mark.parametrize(
     "members",
     [
-        {"a.jpg": b"", "a.cls": b"1"},
-        {"a.jpg": b"", "a.json": b"{}"},
         {"a.jpg": b"", "a.json": b"[1, 2]"},
         {"a.jpg": b"", "a.json": b'{"label": 1.5, "key": "a"}'},
         {"a.jpg": b"", "a.png": b"", "a.json": b'{"label": 1, "key": "a"}'},

@@ -43,6 +43,8 @@ def test_what_each_is_slow_in_is_told(diagnoses):
     assert "hipLaunchKernel" in toy.warnings[0].text and toy.warnings[0].kind == "start-up"
     assert rank.findings[0].finding == "host slower than the device"
     assert "exposed communication" in {f.finding for f in rank.findings}
+    (rate,) = (note.text for note in rank.notes if note.kind == "rate of products")
+    assert "20% of the compute time at 0.289 TFLOP/s, 2% of the 15.7 of Tesla V100" in rate
     assert not graph.findings
     assert any("421 of 425 kernels come from 1 graph launch" in note.text for note in graph.notes)
 

@@ -81,7 +81,8 @@ def baselines() -> SimpleNamespace:
 
 
 def _speedup(row: dict) -> str:
-    return f"{Number(row['speedup'], TIMES, row['low'], row['high'])}" if row["changed"] else "unchanged"
+    number = f"{Number(row['speedup'], TIMES, row['low'], row['high']):bare}"
+    return "another training" if row["broken"] else number if row["changed"] else "unchanged"
 
 
 def gpu_loops(rows: pd.DataFrame, gains: pd.DataFrame) -> SimpleNamespace:

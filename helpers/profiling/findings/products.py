@@ -145,7 +145,7 @@ def reached(scene: Scene) -> Iterator[Note]:
     """What products reach of the device's rate, since a device may compute all the time and still be slow."""
     ops = {op: p for op in scene.trace.ops if op.name in MATRICES and (p := product(op)) and p.operations}
     us = {op: op.us if scene.account is None else op.device_us for op in ops}
-    part = OPERATORS if scene.account is None else COMPUTE
+    part, of_part = (OPERATORS, "the time in operators") if scene.account is None else (COMPUTE, "the compute time")
     inside = sum(us.values()) / max(length(scene.parts[part]), 1e-9)
     if inside < MATTERS:
         return
@@ -154,7 +154,7 @@ def reached(scene: Scene) -> Iterator[Note]:
     of_dearest = [op for op, (size, _) in zip(ops, sizes, strict=True) if size == dearest]
     rate, slowest = (sum(ops[op].operations for op in of) / sum(us[op] for op in of) / 1e6 for of in (ops, of_dearest))
     limit, of_what = _limit(scene, list(ops))
-    text = f"matrix products take {inside:.0%} of the {part} time at {rate:.3g} TFLOP/s"
+    text = f"matrix products take {inside:.0%} of {of_part} at {rate:.3g} TFLOP/s"
     text += f", {rate / limit:.0%} of {of_what}" if limit else ""
     text += f"; those that take most, {dearest}, are computed at {slowest:.3g}"
     if scene.account is not None:
