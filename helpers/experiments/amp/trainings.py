@@ -24,6 +24,7 @@ REDUCED_RUNS += [run | {"seed": seed} for seed in SEEDS[1:] for run in runs("red
 COMPARED = ("fp32", "amp", "static", "dynamic", "bf16")
 REDUCED_RUNS += [run | {"seed": seed} for seed in SEEDS[1:] for run in runs("long", COMPARED, ["segmentation"])]
 REDUCED_RUNS += [run | {"seed": 3 + more} for more in SEEDS for run in runs("reduced", COMPARED[:4], ["lm"])]
+REDUCED_RUNS.sort(key=lambda run: run["seed"])
 
 
 @experiment(
