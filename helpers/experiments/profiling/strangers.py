@@ -86,10 +86,11 @@ def loops(loop: str) -> Row:
 @experiment(
     small=[{"tool": "py-spy", "loop": "kept_losses"}],
     cpu=[{"tool": tool, "loop": name} for tool in PEERS for name, case in CASES.items() if not case.get("ranks")],
+    gpu=[],  # these loops are a CPU's
     columns="line right",
     missing=lambda tool, loop: missing_because(tool),
     timed=False,
-    worth=Worth(3, "what sampling profilers name", cpu=16, gpu=16, big_gpu=16),
+    worth=Worth(3, "what sampling profilers name", cpu=16),
 )
 def peers(tool: str, loop: str) -> Row:
     """The line of a loop that another profiler charges most time to, and whether it is the cause's."""
