@@ -140,6 +140,7 @@ def test_chapters_are_found_and_tables_selected_once():
 
 
 def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():
+    of_cpus = ("allocator", "nulls", "slowdowns", "stage_steps")
     for e in select([]):
         assert e.about and e.worth.answers and 1 <= e.worth.row <= 100
         of_big_gpu = e.configurations("big-gpu")
@@ -150,7 +151,7 @@ def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():
             absent = {
                 "cpu",
                 "gpu",
-                *(["big-gpu"] if e.table in ("allocator", "nulls", "slowdowns", "stage_steps") else []),  # of CPUs
+                *(["big-gpu"] if e.table in of_cpus or e.name == "profiling/peers" else []),
                 *(["small"] if e.table == "loops" else []),
             }  # whole trials, of which none is small
             assert configs or preset in absent  # what needs a GPU, or a big one
