@@ -14,6 +14,7 @@ from ..lab.records.values import (
     PERCENT,
     TIMES,
     Number,
+    cost,
     derived,
     in_unit,
     lacking,
@@ -189,5 +190,6 @@ def training(rows: pd.DataFrame) -> SimpleNamespace:
         balanced_excess=mean_of(losses[BALANCED] - losses[BIG_BRAIN], "nats", BALANCED),
         by_tokens_excess=mean_of(losses[BY_TOKENS] - losses[BIG_BRAIN], "nats", BY_TOKENS),
         packed_excess=mean_of(losses[PACKED] - losses[BIG_BRAIN], "nats", PACKED),
+        cost=SimpleNamespace(balanced=cost(rows, "data", BALANCED, BRAIN), packed=cost(rows, "data", PACKED, BRAIN)),
         seeds_differ=float(losses[BIG_BRAIN].max() - losses[BIG_BRAIN].min()),
     )

@@ -11,11 +11,12 @@ from .. import experiments
 from ..lab.estimate import EFFECT, NONE, UNDECIDED
 from ..lab.records.experiment import Experiment
 from ..lab.records.results import Named, recorded
-from ..lab.records.values import PERCENT, TIMES, Number, derived, judged, lacking, of_class, over_runs, speedup
+from ..lab.records.values import PERCENT, TIMES, Number, cost, derived, judged, lacking, of_class, over_runs, speedup
 from ..training.stages import COMPILED, STAGES
 from . import compilers, profiling, rush
 from .rush.rungs import ONEDNN
 
+NOTHING = "–"  # in a table
 SAME = 0.1  # two measurements apart of the same differ by up to that
 UNITS = {"train_s": ("s", 1), "real_tokens_per_s": ("real tokens/s", 0)}
 UNITS |= {"validation_loss": ("", 2), "validation_accuracy": (PERCENT, 1)}
@@ -57,6 +58,7 @@ def stages(rows: pd.DataFrame, steps: pd.DataFrame | None = None) -> SimpleNames
         largest=ranked[0],
         smallest=ranked[-1],
         reached=bool(len(apart.dropna())) and bool((apart.dropna() <= 0).all()),  # the first's last loss, by the last
+        cost=cost(climbed, "stage", end, start),
         loss_apart=SimpleNamespace(mean=Number(apart.mean(), decimals=3), std=Number(apart.std(), decimals=3)),
         guess=Number(guess, PERCENT),
         over_guess=Number(last.validation_accuracy.value / guess, decimals=1),
@@ -157,19 +159,34 @@ def kind_of(named: Named) -> str:
     return "CPU" if named.sources[0].machine.startswith("cpu-") else "GPU"
 
 
-def gains(named: Named, of: Mapping[str, str]) -> str:
-    """Proven gains with their words, device by device: `GPU: 2.96× (2.95 to 2.98) by TF32. 1.1× … . CPU: 1.9× …`."""
-    told = {
-        kind_of(there): [
-            f"{number:bare} {words}"
-            for name, words in of.items()
-            if (number := attrgetter(name)(there)).measured and judged(number, SAME)[0] == EFFECT
-        ]
-        for there in (named, named.on_cpu)
-        if there.measured
-    }
-    lines = [f"{device}: {'. '.join(gains)}." for device, gains in told.items() if gains]
-    return " ".join(lines) or f"{lacking(', '.join(of))}"
+def actions(rows: Iterable[tuple[str, Named, str, Named | None, str]]) -> pd.DataFrame:
+    """What changes gain on a GPU and on the CPU, the ratio of the peak of memory, and by how much the loss is higher.
+
+    Each is its words, a table and the name of the gain in it, and a table and the name of the cost (`values.cost`).
+    """
+    lines = []
+    for change, gains, gain, trained, costs in rows:
+        line = {f"{what}, {kind}": NOTHING for what in ("speedup", "memory", "loss") for kind in ("GPU", "CPU")}
+        for there in (gains, gains.on_cpu):
+            if there.measured:
+                line[f"speedup, {kind_of(there)}"] = _in_table(attrgetter(gain)(there))
+        for there in (trained, trained.on_cpu) if trained else ():
+            if there.measured:
+                peak, loss = attrgetter(costs)(there)
+                line |= {f"memory, {kind_of(there)}": _in_table(peak), f"loss, {kind_of(there)}": _in_table(loss)}
+        lines.append({"change": change} | line)
+    table = pd.DataFrame(lines)
+    return table.loc[:, (table != NOTHING).any()]
+
+
+def _in_table(number: Number) -> str:
+    """A speedup that has no effect is told by its verdict; a loss has its sign."""
+    if not number.measured:
+        return NOTHING
+    if number.unit != TIMES:
+        return f"{number.value:+.2f}".replace("-0.00", "+0.00")
+    kind, most = (EFFECT, 0) if number.derivation else judged(number, SAME)
+    return f"{number:bare}" if kind == EFFECT else f"≤ {100 * most:.2g} %" if kind == NONE else kind
 
 
 def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pandas as pd
 
 from helpers.claims import summary
-from helpers.lab.records.values import TIMES, Number, lacking
+from helpers.lab.records.values import TIMES, Number, cost, lacking
 
 
 def test_changes_are_ordered_by_gain_and_the_other_two_classes_are_named_with_what_isnt_excluded():
@@ -22,19 +22,19 @@ def test_changes_are_ordered_by_gain_and_the_other_two_classes_are_named_with_wh
     assert worth.largest == "compile (ViT)" and (worth.effects, worth.nones, worth.undecideds) == (3, 1, 1)
 
 
-def test_of_gains_only_the_proven_are_told_each_with_its_device():
+def test_actions_tell_gain_and_cost_by_device_and_a_gain_without_effect_by_what_is_excluded():
     class Recorded:
         def __init__(self, machine, **numbers):
             self.sources, self.measured = [SimpleNamespace(machine=machine)], True
             vars(self).update(numbers)
 
-    cpu = Recorded("cpu-a", rung=SimpleNamespace(flash=Number(1.01, TIMES, 0.9, 1.2, 9)))
-    gpu = Recorded("h200", rung=SimpleNamespace(flash=Number(1.6, TIMES, 1.5, 1.7, 9)), on_cpu=cpu)
-    assert summary.gains(gpu, {"rung.flash": "in speed"}) == "GPU: 1.60× (1.50 to 1.70) in speed."
-    assert "not measured" in summary.gains(Recorded("cpu-a", rung=cpu.rung, on_cpu=cpu), {"rung.flash": "in speed"})
-    gpu.rung.tf32, cpu.rung.tf32 = Number(2.0, TIMES, 1.9, 2.1, 9), cpu.rung.flash
-    told = "GPU: 1.60× (1.50 to 1.70) in speed. 2.0× (1.90 to 2.1) by TF32."  # a sentence each
-    assert summary.gains(gpu, {"rung.flash": "in speed", "rung.tf32": "by TF32"}) == told
+    losses = pd.DataFrame({"step": ["plain", "fused"], "peak_gib": [8.0, 2.0], "loss": [3.0, 3.1]})
+    costs = cost(losses, "step", "fused", "plain")
+    cpu = Recorded("cpu-a", fused=Number(1.01, TIMES, 0.985, 1.036, 9), cost=cost(losses, "step", "no such", None))
+    gpu = Recorded("h200", fused=Number(1.6, TIMES, 1.5, 1.7, 9), on_cpu=cpu, cost=costs)
+    [row] = summary.actions([("4. fuse", gpu, "fused", gpu, "cost")]).to_dict("records")
+    told = {"speedup, GPU": "1.60× (1.50 to 1.70)", "speedup, CPU": "≤ 4.8 %"}
+    assert row == {"change": "4. fuse"} | told | {"memory, GPU": "0.25×", "loss, GPU": "+0.10"}
 
 
 def test_stages_are_compared_seed_by_seed():

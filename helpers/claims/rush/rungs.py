@@ -8,13 +8,15 @@ import pandas as pd
 
 from ...experiments.rush.steps import BEFORE_BATCHES, BEST
 from ...lab.estimate import LUCK, NONE, UNDECIDED
-from ...lab.records.values import PERCENT, TIMES, Number, derived, in_unit, lacking, of_class, over, pick, speedup
+from ...lab.records.values import PERCENT, TIMES, Number, cost, derived, in_unit, lacking, of_class, over, pick, speedup
 from ...rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS
 from ...rush.rates import flops_per_token, parameters
 from ...rush.setup import LADDERS, START, stands_on
 
 MIXED, ONEDNN = "mixed precision", "fp32 products by oneDNN"
 IN_FP32 = (START, "TF32", ONEDNN)  # rungs whose products are of fp32 numbers
+NAMED = {"fp32": ONEDNN, "tf32": "TF32", "mixed": MIXED, "flash": "FlashAttention", "compiled": "compile"}
+NAMED |= {"adamw": "fused AdamW"}
 PAGES = (START, BEST["cpu"])
 KEPT = ["rung", "gain", "tokens/s", "step_ms", "matmul_share", "product_tflops", "peak_gib", "loss"]
 LEFT = ["rung", "baseline", "gain", "compile_s", "peak_gib", "loss"]
@@ -39,6 +41,10 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.Da
     most = [*ranked, *[("", lacking("more rungs of the ladder", TIMES))] * 3][:3]
     total = _speedup(rows, trials, best["rung"], START)
     rung = _by_name(gains, rungs, kind)
+    costs = {
+        name: cost(rows, "step", after, stands_on(after, kind) if after in LADDERS[kind][0] else None)
+        for name, after in NAMED.items()
+    }
     return SimpleNamespace(
         job=f"{first['model']}, sequences of {int(first['sequence'])} tokens, {first['text']}",
         model=first["model"],
@@ -54,17 +60,16 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.Da
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
         losses=_losses(measured, best, kind),
         rung=rung,
+        cost=SimpleNamespace(**costs, total=cost(rows, "step", best["rung"], START)),
     )
 
 
 def _by_name(gains: dict[str, Number], rungs: pd.DataFrame, kind: str) -> SimpleNamespace:
     """The gains of single rungs; `attention` is that of FlashAttention in memory."""
-    flash = "FlashAttention"
-    names = {"fp32": ONEDNN, "tf32": "TF32", "mixed": MIXED, "flash": flash, "compiled": "compile"}
-    names |= {"adamw": "fused AdamW"}
+    flash = NAMED["flash"]
     before, after = (pick(rungs, "peak_gib", rung=name) for name in (stands_on(flash, kind), flash))
     return SimpleNamespace(
-        **{name: gains.get(rung, lacking(rung, TIMES)) for name, rung in names.items()},
+        **{name: gains.get(rung, lacking(rung, TIMES)) for name, rung in NAMED.items()},
         attention=replace(over(before, after), derivation="allocated bytes"),
         compile_s=pick(rungs, "compile_s", "s", 0, rung="compile"),
     )

@@ -231,6 +231,15 @@ def _known(number: Number) -> float:
     return number.reach
 
 
+def cost(rows: pd.DataFrame, group: str, after: str, before: str | None) -> tuple[Number, Number]:
+    """Of two groups of trainings, the later peak of memory over the earlier, and how much higher the loss ends."""
+    loss = "loss" if "loss" in rows else "validation_loss"
+    means = rows.groupby(group)[["peak_gib", loss]].mean().reindex([before, after])
+    (peak, first), (peak_after, last) = means.to_numpy()
+    ratio = Number(peak_after / peak, TIMES, derivation="allocated bytes", decimals=2, missing=after)
+    return ratio, Number(last - first, decimals=2, missing=after)
+
+
 def judged(gain: Number, drift: float = 0.1) -> tuple[str, float]:
     """The verdict of a trial, else `EFFECT` where the 99 % interval leaves 1 out, `NONE` where it lies within 5 % of it
     and `UNDECIDED`; and the largest effect that the interval doesn't exclude.

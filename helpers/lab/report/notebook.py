@@ -149,12 +149,11 @@ def claim(statement: str, verdict: Verdict) -> None:
     display(Markdown(f"*{verdict.outcome.capitalize()}:* {statement}: {reason}."))
 
 
-def readme(sentences: Iterable[str]) -> None:
-    """A list that the report copies into README.md, at the project's root; links name notebooks of this folder."""
-    text = re.sub(
-        r"\]\((\w+\.ipynb[^)]*)\)", r"](notebooks/\1)", "\n".join(f"- {sentence}" for sentence in _complete(sentences))
-    )
-    if text:
+def readme(frame: pd.DataFrame, sentences: Iterable[str]) -> None:
+    """A table and sentences that the report copies into README.md, where links to notebooks name their folder."""
+    rows = [map(str, frame.columns), ["---"] * len(frame.columns), *frame.itertuples(index=False)] if len(frame) else []
+    text = "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n\n" + " ".join(_complete(sentences))
+    if text := re.sub(r"\]\((\w+\.ipynb[^)]*)\)", r"](notebooks/\1)", text).strip():
         display(Markdown(text), metadata={"helpers": {"readme": True, "report": False}})
 
 
