@@ -256,7 +256,7 @@ def not_measured(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
             continue
         absent = rows[rows["status"] != "ok"]
         column = next((column for column in NAMES if column in absent and absent[column].notna().any()), None)
-        for reason, group in absent.groupby("status", sort=False):
+        for reason, group in absent.groupby(absent["status"].str.replace(r": \d.*", "", regex=True), sort=False):
             named = ", ".join(dict.fromkeys(group[column].dropna().astype(str))) if column else f"{len(group)}"
             lines.append({"table": name, "rows": named, "reason": reason})
     return pd.DataFrame(lines, columns=["table", "rows", "reason"])

@@ -148,19 +148,19 @@ def _slowest(level2: pd.DataFrame) -> Number:
 
 
 def _by_dtype(rows: pd.DataFrame) -> pd.DataFrame:
-    """Variants below each other, types beside each other; the width only if there are several."""
-    parts = []
-    for dtype, of_dtype in rows.groupby("dtype"):
+    """Variants below each other, types and widths beside each other; of widths but `WIDTH` the times alone."""
+    parts, several = [], rows["hidden_dim"].nunique() > 1
+    for (dtype, width), of in rows.set_index("variant").groupby(["dtype", "hidden_dim"]):
         spread = [
             f"{number(middle)} ({number(low)}–{number(high)})"
-            for low, middle, high in of_dtype[["p20_ms", "median_ms", "p80_ms"]].to_numpy()
+            for low, middle, high in of[["p20_ms", "median_ms", "p80_ms"]].to_numpy()
         ]
-        numbers = {"ms (p20–p80)": spread, "bound, ms": of_dtype["bound_ms"]}
-        numbers |= {"saved, %": 100 * of_dtype["saved_ratio"], "peak, MiB": of_dtype["peak_added_mib"]}
-        part = pd.DataFrame(numbers).assign(**{name: of_dtype[name] for name in ("hidden_dim", "variant")})
-        parts.append(part.set_index(["hidden_dim", "variant"]).add_prefix(f"{NAMES[dtype]} "))
-    table = pd.concat(parts, axis=1).reset_index().rename(columns={"hidden_dim": "d"})
-    return table if table["d"].nunique() > 1 else table.drop(columns="d")
+        numbers = {f"ms at d = {width} (p20–p80)" if several else "ms (p20–p80)": spread}
+        if width == WIDTH or not several:
+            numbers |= {"bound, ms": of["bound_ms"], "saved, %": 100 * of["saved_ratio"]}
+            numbers |= {"peak, MiB": of["peak_added_mib"]}
+        parts.append(pd.DataFrame(numbers, index=of.index).add_prefix(f"{NAMES[dtype]} "))
+    return pd.concat(parts, axis=1).reset_index()
 
 
 def _levels(rows: pd.DataFrame, dtype: str) -> SimpleNamespace:

@@ -6,20 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from ...lab.estimate import EFFECT, NONE, UNDECIDED
-from ...lab.records.values import (
-    PERCENT,
-    TIMES,
-    Number,
-    derived,
-    judged,
-    lacking,
-    of_class,
-    over_runs,
-    pick,
-    share_of,
-    speedup,
-)
+from ...lab.estimate import EFFECT
+from ...lab.records.values import PERCENT, TIMES, Number, derived, judged, lacking, over_runs, pick, share_of, speedup
 from ...training import CLOTHES, LANGUAGE
 from ...training.switched import Switched
 
@@ -186,8 +174,6 @@ def _fixes(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
     (largest, largest_gain), (second, second_gain) = (*alone.items(), *[("", lacking("a fix", TIMES))] * 2)[:2]
     return SimpleNamespace(
         table=table.rename(columns=headings).reset_index(),
-        same=of_class(alone, NONE, SAME),
-        undecided=of_class(alone, UNDECIDED, SAME),
         largest=largest,
         second=second,
         largest_gain=largest_gain,
