@@ -166,10 +166,11 @@ def _fixes(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
     together = gains.pop(ALL, lacking("all fixes together", TIMES))
     alone = dict(sorted(gains.items(), key=lambda item: (judged(item[1], SAME)[0] != EFFECT, -item[1].value)))
     switches = {switch.name: switch for switch in pipeline.switches}
-    table = rows.set_index("fix").loc[list(alone), ["baseline_us_per_target", "us_per_target"]]
-    table.insert(0, "the slow loop", [switches[name].slow for name in alone])
-    table.insert(1, "changes", [switches[name].changes or "" for name in alone])
-    table["speedup"] = list(alone.values())
+    shown = alone | ({ALL: together} if together.measured else {})
+    table = rows.set_index("fix").loc[list(shown), ["baseline_us_per_target", "us_per_target"]]
+    table.insert(0, "the slow loop", [switches[name].slow if name in switches else "" for name in shown])
+    table.insert(1, "changes", [(name in switches and switches[name].changes) or "" for name in shown])
+    table["speedup"] = [f"{gain:bare}" for gain in shown.values()]
     headings = {"baseline_us_per_target": "slow loop, µs", "us_per_target": "fixed, µs"}
     (largest, largest_gain), (second, second_gain) = (*alone.items(), *[("", lacking("a fix", TIMES))] * 2)[:2]
     return SimpleNamespace(
@@ -180,7 +181,6 @@ def _fixes(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
         second_gain=second_gain,
         together=together,
         alone=defaultdict(lambda: lacking("a fix", TIMES), alone),
-        forest={name.replace("_", " "): gain for name, gain in alone.items()} | {"all together": together},
         decode_once=alone.get("decode_once", lacking("decode_once", TIMES)),
     )
 
