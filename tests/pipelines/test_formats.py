@@ -69,7 +69,6 @@ def test_samples_come_back_as_they_were_written(name, dataset, per_shard):
         same([reader[place] for place in reversed(range(len(samples)))], samples[::-1])
         assert reader.labels.tolist() == [sample.label for sample in samples]
         assert list(reader.keys) == [sample.key for sample in samples]
-        assert reader.faults == []
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +194,6 @@ def test_samples_that_no_format_can_keep_are_named(sample, kind, message, tmp_pa
 
 def test_wrong_arguments_are_named(folders):
     mapped = FORMATS["mapped"]
-    with pytest.raises(ValueError, match="faults is 'ignore'; valid: 'refuse', 'skip'"):
-        mapped.open_(folders["mapped"], faults="ignore")
     reader = mapped.open_(folders["mapped"])
     with pytest.raises(ValueError, match="order is 'sorted'"):
         Stream(reader, "sorted")

@@ -13,14 +13,13 @@ webdataset  one read at an offset      one file a shard           from the index
 mapped      page faults                the same, read ahead       from the table           write the file
 tfrecord    one read, one parse        one file a shard, parsed   by reading every one     write its shard
 
-For a damaged sample `faults="refuse"` raises a `FormatError` that names file, sample and reason; with `faults="skip"` a
-`Fault` takes the sample's place. See `dataset`.
+Damaged data raises a `FormatError` that names file, sample and reason.
 """
 
 from types import ModuleType
 
 from . import mapped, small_files, tfrecord, webdataset
-from .dataset import Fault, FormatError, Sample
+from .dataset import FormatError, Sample
 from .stream import ORDERS, Stream, collate
 
 FORMATS: dict[str, ModuleType] = {
@@ -30,4 +29,4 @@ FORMATS: dict[str, ModuleType] = {
     "tfrecord": tfrecord,
 }
 
-__all__ = ["FORMATS", "ORDERS", "Fault", "FormatError", "Sample", "Stream", "collate"]
+__all__ = ["FORMATS", "ORDERS", "FormatError", "Sample", "Stream", "collate"]

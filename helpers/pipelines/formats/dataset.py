@@ -1,15 +1,14 @@
-"""The interface of all formats: samples (key, label, 1-D array), faults, and the base class of readers.
+"""The interface of all formats: samples (key, label, 1-D array), the error for damaged data, the base class of readers.
 
-    reader = mapped.open_(folder, faults="skip")
-    reader[3]                                   # Sample(key, label, data), or a Fault
-    for item in reader.stream(): ...            # every position in order
+    reader = mapped.open_(folder)
+    reader[3]                                   # Sample(key, label, data)
+    for sample in reader.stream(): ...          # every position in order
     DataLoader(reader, batch_size=64, shuffle=True, num_workers=4, collate_fn=collate)
 
 An image is the content of its JPEG or PNG file as uint8, not pixels: no format decodes. Tokens are integers. All arrays
 of a data set have one dtype.
 
-No sample is dropped silently: each position gives its sample or, with faults="skip", a `Fault` with the reason. With
-faults="refuse" the first fault is raised.
+No sample is dropped silently: each position gives its sample or raises a `FormatError` with the reason.
 """
 
 import contextlib
@@ -29,7 +28,6 @@ SUFFIXES = {"image": "jpg", "tokens": "npy"}  # kind -> suffix of a sample's fil
 KINDS = {"jpg": "image", "png": "image", "npy": "tokens"}  # suffixes that are read
 PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of a PNG file
 TOKEN_TYPES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4")
-POLICIES = ("refuse", "skip")
 
 
 class Sample(NamedTuple):
@@ -38,38 +36,18 @@ class Sample(NamedTuple):
     data: np.ndarray  # (n,) uint8 or integers; treat it as read-only, for it may lie in a mapped file
 
 
-class Fault(NamedTuple):
-    """What is wrong, and where. `sample` is the position in the data set, None for the file itself."""
-
-    file: str
-    sample: int | None
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.file}{'' if self.sample is None else f', sample {self.sample}'}: {self.what}"
-
-
 class FormatError(ValueError):
-    """Damaged data. `fault` has file, sample and reason.
-
-    A DataLoader that passes it on from a worker creates it from the message; then `fault` is None.
-    """
-
-    def __init__(self, fault: Fault | str) -> None:
-        super().__init__(str(fault))
-        self.fault = fault if isinstance(fault, Fault) else None
+    """Damaged data: the message has file, sample and reason."""
 
 
 class Reader(Dataset):
     """An open data set. Files are opened at the first read, again in each process where needed.
 
-    `verify` checks each sample's checksum when it is read, which detects flipped bits. The attribute `faults` lists the
-    faults at opening, unless they are refused: a shard without an index, whose samples aren't counted; a shard shorter
-    than its index says, whose last samples are then faults of their own.
+    `verify` checks each sample's checksum when it is read, which detects flipped bits.
 
     Each format is a subclass: `_open()` sets the attributes below, `read(position)` returns a sample, and
     `file_of(position)` names the file that has its data. `_open` and `read` may raise OSError or ValueError; this class
-    adds the file's name. Instances must support `pickle` and `fork`.
+    adds the names of file and sample. Instances must support `pickle` and `fork`.
     """
 
     kind: str
@@ -78,10 +56,8 @@ class Reader(Dataset):
     keys: Sequence[str]
     shards: list[range]  # runs of positions that are cheap to read in order; together all positions, in order
 
-    def __init__(self, folder: str | Path, *, faults: str = "refuse", verify: bool = True) -> None:
-        check_choice(POLICIES, faults=faults)
-        self.folder, self.policy, self.verify = Path(folder).absolute(), faults, verify
-        self.faults: list[Fault] = []
+    def __init__(self, folder: str | Path, *, verify: bool = True) -> None:
+        self.folder, self.verify = Path(folder).absolute(), verify
         self._open()
 
     def in_order(self, piece: range) -> Iterator[Sample]:
@@ -98,11 +74,10 @@ class Reader(Dataset):
         """The positions with a label, ascending: one pass over `labels`."""
         return np.flatnonzero(self.labels == label)
 
-    def stream(self, pieces: Iterable[range] | None = None) -> Iterator[Sample | Fault]:
-        """The sample or fault of each position of each piece, in order; by default of all shards.
+    def stream(self, pieces: Iterable[range] | None = None) -> Iterator[Sample]:
+        """The sample of each position of each piece, in order; by default of all shards.
 
-        Where `in_order` fails, the rest of the piece is read by position: it names what is damaged, and a damaged
-        sample doesn't lose the others.
+        Where `in_order` fails, the rest of the piece is read by position, which names what is damaged.
         """
         for piece in self.shards if pieces is None else pieces:
             position = piece.start
@@ -110,29 +85,15 @@ class Reader(Dataset):
                 for sample in self.in_order(piece):
                     yield sample
                     position += 1
-            yield from map(self._read_or_fault, range(position, piece.stop))
+            yield from map(self.__getitem__, range(position, piece.stop))
 
     def __len__(self) -> int:
         return self.shards[-1].stop
 
-    def __getitem__(self, position: int) -> Sample | Fault:
-        return self._read_or_fault(range(len(self))[position])
-
-    def _read_or_fault(self, position: int) -> Sample | Fault:
-        """A sample; or its fault, if the policy is to skip."""
-        try:
+    def __getitem__(self, position: int) -> Sample:
+        position = range(len(self))[position]
+        with naming(f"{self.file_of(position)}, sample {position}"):
             return self.read(position)
-        except (OSError, ValueError) as error:
-            fault = Fault(self.file_of(position), position, _reason(error))
-            if self.policy == "refuse":
-                raise FormatError(fault) from error
-            return fault
-
-    def _raise_or_record(self, fault: Fault) -> None:
-        """Raise a fault or record it, depending on the policy."""
-        if self.policy == "refuse":
-            raise FormatError(fault)
-        self.faults.append(fault)
 
     def _sample(self, position: int, raw: bytes | np.ndarray) -> Sample:
         """The sample at a position, whose file or slice has these bytes; its checksum is compared if `verify`."""
@@ -142,18 +103,13 @@ class Reader(Dataset):
 
 
 @contextlib.contextmanager
-def naming(file: str | Path) -> Iterator[None]:
-    """A context that turns OSError and ValueError into a FormatError that names the file."""
+def naming(place: str | Path) -> Iterator[None]:
+    """A context that turns OSError and ValueError into a FormatError that names the place."""
     try:
         yield
-    except FormatError:
-        raise
     except (OSError, ValueError) as error:
-        raise FormatError(Fault(str(file), None, _reason(error))) from error
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+        reason = f"cannot be read ({error.strerror or error})" if isinstance(error, OSError) else error
+        raise FormatError(f"{place}: {reason}") from error
 
 
 def checked(samples: Iterable[Sample], kind: str) -> Iterator[Sample]:

@@ -2,8 +2,7 @@
 
 A sample's data is a slice of the mapped file: no copy and no system call; the kernel loads pages on access, and all
 processes of a machine share them. The data begins at a multiple of 4,096 and offsets are multiples of the dtype's size,
-so tokens are aligned without a copy. The table comes first, so that a truncated file's remaining samples can be read,
-and the missing ones named.
+so tokens are aligned without a copy.
 
 On disk a sample takes 32 bytes, its key and its data. Data is written twice, as the table's size is known last.
 Changing a sample means writing the file again. A file that shrinks while it is mapped kills its reader (SIGBUS), as any
@@ -22,7 +21,7 @@ import numpy as np
 
 from ...lab import files
 from . import table
-from .dataset import Fault, Reader, Sample, checked, naming
+from .dataset import FormatError, Reader, Sample, checked, naming
 
 NEEDS = ()
 NAME = "samples.mapped"
@@ -50,22 +49,18 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
 
 
 class Mapped(Reader):
-    """Sample i is a slice of the file, which is mapped at the first access, in each process.
-
-    A damaged table always raises, for any `faults`.
-    """
+    """Sample i is a slice of the file, which is mapped at the first access, in each process."""
 
     _map: mmap.mmap | None = None
 
     def _open(self) -> None:
         self.file = str(self.folder / NAME)
-        with naming(self.file), open(files.regular(self.file), "rb") as stream:
+        with naming(self.file), open(self.file, "rb") as stream:
             self.file_bytes = os.fstat(stream.fileno()).st_size
             entries = table.read(stream, self.file_bytes)
             start = _page_end(stream.tell())
         if self.file_bytes != (expected := start + entries.about["bytes"]):
-            reason = f"truncated or changed: it has {self.file_bytes} bytes of {expected}"
-            self._raise_or_record(Fault(self.file, None, reason))
+            raise FormatError(f"{self.file}: truncated or changed: it has {self.file_bytes} bytes of {expected}")
         self.kind, self.dtype = entries.about["kind"], np.dtype("<" + entries.about["dtype"])
         self.offsets, self.sizes = entries.rows["offset"] + start, entries.rows["size"]  # within the file
         self.labels, self.sums, self.keys = entries.rows["label"], entries.rows["crc32"], table.Keys([entries])
@@ -108,8 +103,6 @@ class Mapped(Reader):
 
     def _data(self, position: int) -> np.ndarray:
         start, size = int(self.offsets[position]), int(self.sizes[position])
-        if start + size > self.file_bytes:
-            raise ValueError(f"truncated: the file ends at {self.file_bytes}, the sample at byte {start + size}")
         count = size // self.dtype.itemsize
         return np.frombuffer(self._mapped(), self.dtype, count, start) if size else np.empty(0, self.dtype)
 

@@ -24,14 +24,14 @@ from torch.utils.data import IterableDataset
 
 from ...lab.arguments import check_at_least, check_choice
 from ...lab.ranks import Place, rank_of, worker_of
-from .dataset import Fault, Reader, Sample
+from .dataset import Reader, Sample
 
 Item = TypeVar("Item")
 ORDERS = ("sequential", "shuffled", "random")
 
 
 class Stream(IterableDataset):
-    """An iterable of a reader's samples and faults: the share of this rank and DataLoader worker.
+    """An iterable of a reader's samples: the share of this rank and DataLoader worker.
 
     The order depends on seed and epoch, and for `shuffled` on the number of workers. `set_epoch` also works with
     persistent workers. Rank and number of ranks are torch.distributed's unless given. `transform` is applied in the
@@ -68,11 +68,9 @@ class Stream(IterableDataset):
 
     def __iter__(self) -> Iterator:
         items = self._items(self._place.epoch, *worker_of())
-        if self.transform is None:
-            return items
-        return (item if isinstance(item, Fault) else self.transform(item) for item in items)
+        return items if self.transform is None else map(self.transform, items)
 
-    def _items(self, epoch: int, worker: int, workers: int) -> Iterator[Sample | Fault]:
+    def _items(self, epoch: int, worker: int, workers: int) -> Iterator[Sample]:
         rng = np.random.default_rng([self.seed, epoch])  # the same on all ranks and workers, which split one order
         runs: list[Sequence[int]] = list(self.reader.shards)
         if self.order == "random":
@@ -123,13 +121,8 @@ class Batch(NamedTuple):
     keys: list[str]
     labels: Tensor  # (B,) int64
     data: list[np.ndarray]  # B arrays (n_i,)
-    faults: list[Fault]
 
 
-def collate(items: Iterable[Sample | Fault]) -> Batch:
-    """A batch of samples, with its faults in a separate list, so that workers can pass them to the main process."""
-    items = list(items)
-    samples = [item for item in items if not isinstance(item, Fault)]
-    labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
-    faults = [item for item in items if isinstance(item, Fault)]
-    return Batch([sample.key for sample in samples], labels, [sample.data for sample in samples], faults)
+def collate(samples: Iterable[Sample]) -> Batch:
+    keys, labels, data = map(list, zip(*samples, strict=True))
+    return Batch(keys, torch.tensor(labels, dtype=torch.int64), data)

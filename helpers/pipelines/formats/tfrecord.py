@@ -7,8 +7,7 @@ An Example has `key`, `label`, and `image` as bytes or `tokens` as int64 (variab
 their type in `dtype`. On disk a sample takes 16 bytes of record frame, about 40 for names and lengths, and 10 to 20
 in the index. There is no table of labels: finding one reads every record, once.
 
-The library's reader verifies no checksum, takes memory for any length that a record claims, and has no access by
-position; its indexing tool stops at a damaged length without an error. So records are located and verified here.
+The library's reader verifies no checksum and has no access by position. So records are located and verified here.
 """
 
 import contextlib
@@ -20,14 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from ...lab.files import building
-from .dataset import TOKEN_TYPES, Fault, Sample, checked
+from .dataset import Sample, checked
 from .shards import Shards
 from .table import ROW, Table
 
 NEEDS = ("tfrecord",)
 DATA, INDEX = ".tfrecord", ".tfindex"
 HEAD, TAIL = 12, 4  # bytes before an Example (its length and a crc) and after it (another crc)
-UNKNOWN = -(2**63)  # the label of a sample that cannot be read
 
 
 def write(samples: Iterable[Sample], folder: str | Path, kind: str, *, per_shard: int = 1000) -> None:
@@ -48,31 +46,21 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str, *, per_shard
 class Records(Shards):
     """`verify` checks both checksums of a record; its length is always held against the index.
 
-    `labels` and `keys` each read every record, once; a record that can't be read has the label `UNKNOWN` and no key.
+    `labels` and `keys` each read every record, once.
     """
 
     suffix, index_suffix = DATA, INDEX
 
     def read_index(self, file: Path) -> Table:
-        if not file.stat().st_size:  # numpy only warns
-            raise ValueError("it is empty")
         offsets, sizes = np.loadtxt(file, np.int64, ndmin=2).T  # (records,) each
         rows = np.zeros(len(offsets), ROW)
         rows["offset"], rows["size"] = offsets, sizes
         return Table({"bytes": int(offsets[-1]) + int(sizes[-1])}, rows, b"")
 
-    def build_index(self, shard: Path) -> bytes:
-        """Reads only the records' lengths."""
-        lines, at, size = [], 0, shard.stat().st_size
-        with open(shard, "rb") as stream:
-            while at < size:
-                stream.seek(at)
-                length = HEAD + int.from_bytes(stream.read(8), "little") + TAIL
-                lines.append(f"{at} {length}\n")
-                at += length
-        if at != size:
-            raise ValueError(f"truncated or damaged: its records end at byte {at} of {size}")
-        return "".join(lines).encode()
+    def build_index(self, shard: Path, index: Path) -> None:
+        from tfrecord.tools.tfrecord2idx import create_index
+
+        create_index(str(shard), str(index))
 
     @functools.cached_property
     def kind(self) -> str:
@@ -81,11 +69,11 @@ class Records(Shards):
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
-        return np.array([UNKNOWN if isinstance(item, Fault) else item.label for item in self.stream()], np.int64)
+        return np.array([sample.label for sample in self.stream()], np.int64)
 
     @functools.cached_property
     def keys(self) -> list[str]:
-        return ["" if isinstance(item, Fault) else item.key for item in self.stream()]
+        return [sample.key for sample in self.stream()]
 
     def _sample(self, position: int, raw: bytes | memoryview) -> Sample:
         head, record, crc = bytes(raw[:HEAD]), bytes(raw[HEAD:-TAIL]), raw[-TAIL:]
@@ -93,11 +81,7 @@ class Records(Shards):
             raise ValueError("its record's length is another than the index's")
         if self.verify and (_masked_crc(head[:8]), _masked_crc(record)) != (head[8:], crc):
             raise ValueError("a crc of its record is wrong: the content changed")
-        try:
-            return _parsed(record)
-        except Exception as error:  # DecodeError, or a ValueError, as a feature that is missing has no values
-            expected = "one key, one label, and one image or tokens with one dtype"
-            raise ValueError(f"not a sample of ours: expected {expected} ({error})") from error
+        return _parsed(record)
 
 
 open_ = Records
@@ -124,8 +108,6 @@ def _parsed(record: bytes) -> Sample:
         (image,) = features["image"].bytes_list.value
         return Sample(key.decode(), label, np.frombuffer(image, np.uint8))
     (dtype,) = features["dtype"].bytes_list.value
-    if dtype.decode() not in TOKEN_TYPES:
-        raise ValueError(f"tokens of type {dtype!r}")
     tokens = np.array(features["tokens"].int64_list.value, np.int64)
     return Sample(key.decode(), label, tokens.astype("<" + dtype.decode()))
 

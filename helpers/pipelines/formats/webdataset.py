@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from ...lab.files import building
+from ...lab import files
 from . import table
 from .dataset import KINDS, Sample, checked, pack, suffix_of
 from .shards import Shards
@@ -29,7 +29,7 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str, *, per_shard
     """Write shards of `per_shard` samples, then read each again for its index. The folder is complete or absent."""
     import webdataset
 
-    with building(Path(folder).absolute()) as part:  # webdataset would run a relative path `pipe:…` as a command
+    with files.building(Path(folder).absolute()) as part:  # webdataset would run a relative path `pipe:…` as a command
         pattern = str(part).replace("%", "%%") + "/%05d.tar"
         with webdataset.ShardWriter(pattern, maxcount=per_shard, maxsize=2**62, verbose=0, mtime=0) as writer:
             for position, (key, label, data) in enumerate(checked(samples, kind)):
@@ -51,7 +51,7 @@ class Tar(Shards):
         with open(file, "rb") as stream:
             return table.read(stream, file.stat().st_size)
 
-    def build_index(self, shard: Path) -> bytes:
+    def build_index(self, shard: Path, index: Path) -> None:
         """Reads the shard once, a sample at a time: the members of one name up to its first dot."""
         samples: dict[str, dict[str, tarfile.TarInfo]] = {}
         try:
@@ -68,7 +68,7 @@ class Tar(Shards):
         if not described:
             raise ValueError("has no samples")
         kinds, entries = zip(*described, strict=True)
-        return table.pack({"kind": kinds[0], "bytes": shard.stat().st_size}, entries)
+        files.write(index, table.pack({"kind": kinds[0], "bytes": shard.stat().st_size}, entries))
 
 
 open_ = Tar
