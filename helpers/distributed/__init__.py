@@ -1,6 +1,5 @@
 """One training loop on many real ranks by DDP, ZeRO-2, ZeRO-3 or tensor parallelism, on GPUs (nccl) or CPUs (gloo).
 
-torchrun --nproc-per-node 8 -m helpers.distributed --strategy zero3 --model llama-3.1-8b --backend nccl
 measure([Job(strategy="ddp"), Job(strategy="zero3")], ranks=2)
 """
 

@@ -1,7 +1,7 @@
 """Start ranks on this machine, and end them all when one fails; join the process group from inside a rank.
 
 `launch` costs an interpreter start and an import of torch for each rank: some seconds, once for any number of jobs.
-`torchrun` starts ranks too, on one machine or many; `joined` joins the group in both cases.
+`torchrun` starts ranks too, on one machine or many; a worker that uses `joined` runs under both.
 """
 
 import contextlib
@@ -24,10 +24,6 @@ RENDEZVOUS = "RUSH_RENDEZVOUS"  # set by `launch`; torchrun sets MASTER_ADDR and
 
 class RankFailed(RuntimeError):
     """A rank raised or died; the message has the rank, and its traceback if it raised."""
-
-
-def under_torchrun() -> bool:
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 @contextlib.contextmanager

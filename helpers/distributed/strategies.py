@@ -73,8 +73,8 @@ class Job:
     seed: int = 0
     timeout_s: float = 50.0  # of collectives
 
-    def check(self, ranks: int, ranks_here: int | None = None) -> None:
-        """A `ValueError` for the first thing that can't work on so many ranks, `ranks_here` of them on this machine."""
+    def check(self, ranks: int) -> None:
+        """A `ValueError` for the first thing that can't work on so many ranks of this machine."""
         sizes = preset(self.model)
         for field, valid in CHOICES.items():
             check_choice(valid, **{field: getattr(self, field)})
@@ -101,8 +101,8 @@ class Job:
         if self.backend == "nccl":
             if reason := missing_because("CUDA"):
                 raise ValueError(f"backend 'nccl' {reason}, and this machine has none; 'gloo' runs on the CPU")
-            if (gpus := torch.cuda.device_count()) < (here := ranks_here or ranks):
-                raise ValueError(f"backend 'nccl' needs a GPU for each rank: {here} ranks, {gpus} GPUs")
+            if (gpus := torch.cuda.device_count()) < ranks:
+                raise ValueError(f"backend 'nccl' needs a GPU for each rank: {ranks} ranks, {gpus} GPUs")
 
     def data_ranks(self, ranks: int) -> int:
         """The number of data-parallel ranks, each with sequences of its own."""

@@ -1,23 +1,17 @@
 """Every strategy on several processes against one process; ranks that fail."""
 
 import dataclasses
-import json
-import os
-import socket
-import subprocess
-import sys
+import re
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from cases import ranks as cases
 
-from helpers.distributed import Job, RankFailed, __main__, joined, launch, measure, train
+from helpers.distributed import Job, RankFailed, joined, launch, measure, train
 from helpers.distributed.launch import RENDEZVOUS
 from helpers.models import Llama
 
-ROOT = Path(__file__).parents[2]
 # Clipping is at work, and a step is long enough for a wrong one to show.
 JOB = Job(strategy="single", batch=8, sequence=32, steps=3, learning_rate=1e-2, clip=0.5)
 ON_TWO = {
@@ -93,49 +87,18 @@ def test_a_rank_that_fails_ends_all_with_its_error(worker, ranks, message):
     assert time.monotonic() - began < 900
 
 
-def test_two_nodes_print_one_row(tmp_path):
-    """As torchrun starts a rank on each."""
-    # A group's threads may abort an interpreter that is ending; a rank's does here each time.
-    (tmp_path / "sitecustomize.py").write_text("import atexit, os\natexit.register(os.abort)")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "helpers.distributed", "--strategy", "zero3", "--sequence", "16", "--steps", "2"]
-    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-    given |= {"LOCAL_RANK": "0", "PYTHONPATH": str(tmp_path)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
-    nodes = [subprocess.Popen(command, env=os.environ | given | {"RANK": rank}, **pipes) for rank in "01"]
-    said = [node.communicate(timeout=900) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
-    row = json.loads("".join(out for out, _ in said))
-    assert (row["strategy"], row["ranks"], len(row["losses"])) == ("zero3", 2, 2)
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("job", "ranks", "message"),
     [
-        (["--strategy", "zero4"], "strategy is 'zero4'; valid: 'single', 'ddp', 'zero2', 'zero3', 'tp'"),
-        (["--model", "llama"], "unknown model 'llama'; valid: tiny, llama-60m, llama-3.2-1b, llama-3.1-8b"),
-        (["--ranks", "2", "--strategy", "single"], "strategy 'single' has one rank, not 2"),
-        (["--ranks", "4", "--strategy", "tp"], "kv_heads is 2; tensor parallelism over 4 ranks needs a multiple of 4"),
-        (["--sequence", "4097"], "sequence is 4097; tiny has 4096 positions"),
-        (["--clip", "0"], "clip is 0.0; it must be above 0"),
-        (["--batch", "many"], "invalid int value: 'many'"),
-        (["--backend", "nccl", "--ranks", "99", "--batch", "99"], "backend 'nccl' needs"),
+        ({"strategy": "zero4"}, 1, "strategy is 'zero4'; valid: 'single', 'ddp', 'zero2', 'zero3', 'tp'"),
+        ({"model": "llama"}, 1, "unknown model 'llama'; valid: tiny, llama-60m, llama-3.2-1b, llama-3.1-8b"),
+        ({"strategy": "single"}, 2, "strategy 'single' has one rank, not 2"),
+        ({"strategy": "tp"}, 4, "kv_heads is 2; tensor parallelism over 4 ranks needs a multiple of 4"),
+        ({"sequence": 4097}, 1, "sequence is 4097; tiny has 4096 positions"),
+        ({"clip": 0}, 1, "clip is 0; it must be above 0"),
+        ({"backend": "nccl", "batch": 99}, 99, "backend 'nccl' needs"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(capsys, monkeypatch, arguments, message):
-    monkeypatch.setattr(__main__, "measure", lambda *_: pytest.fail("it was started"))
-    assert __main__.main(arguments) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert printed.err.count("\n") == 1 and not printed.out
-
-
-def test_a_failed_rank_is_exit_code_1_and_its_error(capsys, monkeypatch):
-    def fails(*_):
-        raise RankFailed("rank 1: ValueError: no memory")
-
-    monkeypatch.setattr(__main__, "measure", fails)
-    assert __main__.main(["--ranks", "2"]) == 1
-    assert capsys.readouterr().err.endswith("helpers.distributed: rank 1: ValueError: no memory\n")
+def test_what_cannot_work_is_refused(job, ranks, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Job(**job).check(ranks)
