@@ -3,8 +3,7 @@
     train, validation = segmentation()       # Carvana from the user's folder, or drawn cars
     image, mask = train[0]                   # (3, H, W) normalised and (1, H, W) of 0 and 1, both float32
 
-A broken photo is left out of its batch and named: `collate` puts its name into `Batch.skipped`, which crosses from a
-worker to the main process with the rest of the batch. So an epoch goes on, and the loop knows what it did not see.
+A broken photo raises a `PictureError` that names its file.
 """
 
 import time
@@ -12,33 +11,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from . import transforms
 from .clothing import SPLITS, PhotoFiles, PictureError, cores, read_photo
 from .drawing import draw_car
 from .transforms import cut_image, draw_cuts, middle_boxes, normalise, random_boxes, to_tensor
-
-
-class Batch(NamedTuple):
-    """`images` is (B, 3, side, side), uint8 or normalised fp32; `skipped` has file and fault of what is left out."""
-
-    images: Tensor
-    labels: Tensor
-    skipped: list[tuple[str, str]]
-
-
-class Broken(NamedTuple):
-    """What a data set gives instead of a photo that cannot be read."""
-
-    file: str
-    fault: str
 
 
 @dataclass(frozen=True)
@@ -51,8 +34,6 @@ class DecodedPhotos:
 
     pixels: Tensor  # (N, side, side, 3) uint8
     sizes: np.ndarray  # (N, 2) width and height of the photo, for its shape
-    usable: np.ndarray  # (n,) int64, the photos that could be read
-    skipped: list[tuple[str, str]]
     seconds: float
 
 
@@ -62,22 +43,14 @@ def decode_photos(files: PhotoFiles, side: int) -> DecodedPhotos:
     pixels = torch.empty(len(files), side, side, 3, dtype=torch.uint8)
     sizes = np.ones((len(files), 2))
 
-    def decode(index: int) -> Broken | None:
-        try:
-            image = read_photo(files.files[index], least=side)
-        except PictureError as error:
-            return Broken(str(files.files[index]), str(error))
+    def decode(index: int) -> None:
+        image = read_photo(files.files[index], least=side)
         sizes[index] = image.size
         pixels[index] = torch.from_numpy(np.array(image.resize((side, side), 2)))
-        return None
 
     with ThreadPoolExecutor(cores()) as pool:
-        faults = list(pool.map(decode, range(len(files))))
-    usable = np.array([index for index, fault in enumerate(faults) if fault is None], dtype=np.int64)
-    skipped = [tuple(fault) for fault in faults if fault is not None]
-    if not len(usable):
-        raise PictureError(f"none of {len(files)} photos could be read; the first: {skipped[0][1]}")
-    return DecodedPhotos(pixels, sizes, usable, skipped, time.perf_counter() - began)
+        list(pool.map(decode, range(len(files))))  # what one raises is raised here
+    return DecodedPhotos(pixels, sizes, time.perf_counter() - began)
 
 
 class Photos(Dataset):
@@ -103,12 +76,9 @@ class Photos(Dataset):
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, key: tuple[int, np.ndarray | None]) -> tuple[Tensor, int] | Broken:
+    def __getitem__(self, key: tuple[int, np.ndarray | None]) -> tuple[Tensor, int]:
         index, cut = key
-        try:
-            image, size = self._photo(index)
-        except PictureError as error:
-            return Broken(str(self.files.files[index]), str(error))
+        image, size = self._photo(index)
         if cut is None:
             image = cut_image(image, middle_boxes(size), self.side)
         else:
@@ -142,32 +112,21 @@ class EpochOrder(Sampler):
     An epoch is `passes` such orders, one after another.
     """
 
-    def __init__(self, count: int, seed: int, usable: np.ndarray | None = None, passes: int = 1) -> None:
+    def __init__(self, count: int, seed: int, passes: int = 1) -> None:
         self.count, self.seed, self.epoch, self.passes = count, seed, 0, passes
-        self.usable = np.arange(count) if usable is None else usable
 
     def __len__(self) -> int:
-        return self.passes * len(self.usable)
+        return self.passes * self.count
 
     def drawn(self) -> tuple[np.ndarray, np.ndarray]:
         """The order (n,), and the chance of every photo (count, 5), by photo."""
         rng = np.random.default_rng([self.seed, self.epoch, 1])
-        order = np.concatenate([rng.permutation(self.usable) for _ in range(self.passes)])
+        order = np.concatenate([rng.permutation(self.count) for _ in range(self.passes)])
         return order, draw_cuts(self.count, self.seed, self.epoch)
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         order, cuts = self.drawn()
         return ((int(index), cuts[index]) for index in order)
-
-
-def collate(items: list[tuple[Tensor, int] | Broken]) -> Batch:
-    """The photos that could be read, and the names of the others. With none at all, a batch of length 0."""
-    broken = [tuple(item) for item in items if isinstance(item, Broken)]
-    good = [item for item in items if not isinstance(item, Broken)]
-    if not good:
-        return Batch(torch.empty(0, 3, 0, 0), torch.empty(0, dtype=torch.int64), broken)
-    images, labels = default_collate(good)
-    return Batch(images, labels, broken)
 
 
 # Cars with masks

@@ -1,7 +1,7 @@
 """Classification of clothes by a Vision Transformer. Photos are loaded by a `DataLoader` or kept on the device.
 
-Images are normalised fp32 (B, 3, S, S), labels (B,). Training batches have one size, except for broken files; the last
-incomplete batch of an epoch is dropped.
+Images are normalised fp32 (B, 3, S, S), labels (B,). Training batches have one size; the last incomplete batch of an
+epoch is dropped.
 """
 
 import functools
@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 from ..metrics import StreamingMetrics
 from ..models import ViT
-from ..pictures import Photos, PictureError, decode_photos, photo_files
+from ..pictures import Photos, decode_photos, photo_files
 from ..pictures.clothing import PhotoFiles
-from ..pictures.datasets import EpochOrder, collate
+from ..pictures.datasets import EpochOrder
 from ..pictures.transforms import boxes_within, channel_constants, cut_on_device, middle_boxes, normalise, random_boxes
 from .slow_parts import CollectedMetrics, with_slow_vit_parts
 from .switches import NO_FAULTS, Faults
@@ -85,7 +85,6 @@ def switched_clothes_task(
         learning_rate=sizes["learning_rate"],
         weight_decay=0.05,
         prepare_s=sum(split.seconds for split in photos.decoded),
-        skipped=photos.skipped,
     )
 
 
@@ -116,8 +115,7 @@ class PhotoBatches:
             self.constants, self.weights = functools.cache(self.constants), functools.cache(self.weights)
         again = faults.photos_decoded_again and faults.photos_copied
         self.decoded = [] if again else [decode_photos(split, sizes["decoded_side"]) for split in splits]
-        self.skipped = dict(fault for split in self.decoded for fault in split.skipped)
-        self.order = EpochOrder(len(splits[0]), seed, None if again else self.decoded[0].usable, sizes["passes"])
+        self.order = EpochOrder(len(splits[0]), seed, sizes["passes"])
         self.batch_size = min(sizes["batch_size"], len(self.order))
 
     def loaded(self) -> Feed:
@@ -126,7 +124,6 @@ class PhotoBatches:
         pinned = not faults.pageable_batches and self.device.type == "cuda"
         options = {
             "batch_size": self.batch_size,
-            "collate_fn": collate,
             "num_workers": workers,
             "pin_memory": pinned,
             "persistent_workers": workers > 0,
@@ -138,23 +135,16 @@ class PhotoBatches:
             Photos(files, self.side, decoded=decoded, **cut)
             for files, decoded in zip(self.splits, self.decoded or (None, None), strict=True)
         )
-        in_order = self.decoded[1].usable if self.decoded else np.arange(len(validated))
         train_loader = DataLoader(trained, sampler=self.order, drop_last=True, **options)
-        validation_loader = DataLoader(validated, sampler=[(int(index), None) for index in in_order], **options)
+        validation_loader = DataLoader(validated, sampler=[(index, None) for index in range(len(validated))], **options)
 
         def on_device(loader: DataLoader) -> Iterator[Batch]:
-            seen = 0
-            for images, labels, skipped in loader:
-                self.skipped.update(skipped)
-                if len(labels):
-                    seen += len(labels)
-                    labels = labels.to(self.device, non_blocking=pinned)
-                    images = images.to(self.device, non_blocking=pinned)
-                    if images.dtype == torch.uint8:
-                        images = normalise(images, *self.constants())
-                    yield Batch(images, labels, real=len(labels), weights=self.weights())
-            if not seen:
-                raise PictureError(f"no photo of an epoch could be read; {len(self.skipped)} files are broken")
+            for images, labels in loader:
+                labels = labels.to(self.device, non_blocking=pinned)
+                images = images.to(self.device, non_blocking=pinned)
+                if images.dtype == torch.uint8:
+                    images = normalise(images, *self.constants())
+                yield Batch(images, labels, real=len(labels), weights=self.weights())
 
         def train(epoch: int) -> Iterator[Batch]:
             self.order.epoch = epoch
@@ -194,8 +184,8 @@ class PhotoBatches:
             return batches(0, order[:complete], boxes, cuts[:, 4] > 0)
 
         def validation() -> Iterator[Batch]:
-            order, shapes = self.decoded[1].usable, self.decoded[1].sizes
-            return batches(1, order, middle_boxes(shapes[order]), np.zeros(len(order), dtype=bool))
+            shapes = self.decoded[1].sizes
+            return batches(1, np.arange(len(shapes)), middle_boxes(shapes), np.zeros(len(shapes), dtype=bool))
 
         return train, validation
 

@@ -11,7 +11,6 @@ The last fix for the clothes, a CUDA graph, doesn't apply to the language model:
 pack to pack.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,10 +97,6 @@ class Switched:
         with trainer.settings():
             timed = fit(trainer, epochs=epochs, steps=steps, validates=validates, on_step=on_step, profile=profile)
         task, counts, mean_ms = trainer.task, trainer.counts, timed["iteration_mean_ms"]
-        if task.skipped:
-            examples = ", ".join(list(task.skipped)[:3]) + (", …" if len(task.skipped) > 3 else "")
-            message = f"{len(task.skipped)} image files could not be read and were skipped: {examples}"
-            warnings.warn(message, stacklevel=2)
         return {
             "preset": preset,
             "source": task.source,
@@ -110,7 +105,6 @@ class Switched:
             "padding_share": 1 - counts.real / counts.positions,
             "prepare_s": task.prepare_s,
             **{f"train_{name}": value for name, value in trainer.train_scores().items()},
-            "skipped_files": len(task.skipped),
         }
 
 

@@ -107,7 +107,6 @@ class Task:
     micro_batches: int = 1  # backward takes the loss divided by it, as if so many batches made a step
     metric: Any = None
     prepare_s: float = 0.0  # spent once before the first epoch, to decode or to tokenise
-    skipped: dict[str, str] = field(default_factory=dict)  # files that could not be read, with their faults
 
 
 @dataclass
