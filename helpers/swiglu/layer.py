@@ -68,16 +68,6 @@ class MemoryOptimizedSwigluMLP(nn.Module):
             setattr(layer, name, nn.Parameter(copy, requires_grad=linear.weight.requires_grad))
         return layer
 
-    def to_linears(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-        """Three Linears (gate, up, down) with copies of W, V and U."""
-        linears = []
-        for weight in (self.W, self.V, self.U):
-            linear = nn.Linear(*weight.shape, bias=False, device="meta")
-            copy = weight.detach().t().clone(memory_format=torch.contiguous_format)
-            linear.weight = nn.Parameter(copy, requires_grad=weight.requires_grad)
-            linears.append(linear)
-        return tuple(linears)
-
     @staticmethod
     def replace_in(model: nn.Module, checkpoint_level: int = KEEP_TWO) -> int:
         """Run every SwiGLU MLP in a model, as of transformers' Llama or Qwen3, as this layer; returns how many.
