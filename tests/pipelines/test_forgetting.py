@@ -1,8 +1,6 @@
 """The tracker against a loop in plain Python, one presentation after another."""
 
 import itertools
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -43,7 +41,7 @@ def present(tracker, batch):
 
 
 def same(a, b):
-    return torch.equal(a.state_dict()["state"], b.state_dict()["state"])
+    return torch.equal(a._state, b._state)
 
 
 @settings(deadline=None, max_examples=30)
@@ -91,54 +89,6 @@ def test_a_share_is_kept_of_the_most_forgotten(samples, percent):
     assert abs(len(kept) - share * samples) <= 0.5 + 1e-6
 
 
-def test_ranks_together_count_what_one_process_counts(monkeypatch):
-    """Two ranks, each a thread: what one gives to `all_reduce` is added to what the other gives."""
-    given, met = {}, threading.Barrier(2, timeout=900)
-
-    def all_reduce(tensor, group):
-        given[threading.get_ident()] = tensor.clone()
-        met.wait()
-        tensor.copy_(sum(given.values()))
-        met.wait()
-
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    epochs = [(torch.randperm(23), torch.rand(23) < 0.5) for _ in range(6)]
-
-    def counted(rank, ranks):
-        tracker = ForgettingTracker(23)
-        for order, correct in epochs:
-            mine = order[rank::ranks]
-            tracker.update(mine, correct[mine])
-            if ranks > 1:
-                tracker.all_reduce()
-        return tracker
-
-    alone = counted(0, 1)
-    assert alone.counts().sum() > 10
-    with ThreadPoolExecutor(2) as pool:
-        assert all(same(tracker, alone) for tracker in pool.map(counted, (0, 1), (2, 2)))
-
-
-def test_one_rank_without_a_process_group_needs_no_other_loop():
-    parts = [[(0, True), (1, False)], [(0, False), (1, True)]]
-    tracker = ForgettingTracker(SAMPLES)
-    for part in parts:
-        present(tracker, part)
-        tracker.all_reduce()
-    assert same(tracker, tracked(parts))
-
-
-@settings(deadline=None, max_examples=15)
-@given(batches, batches)
-def test_goes_on_from_a_saved_state(before, after):
-    tracker, other = tracked(before), ForgettingTracker(SAMPLES)
-    saved = tracker.state_dict()
-    tracked(after, tracker)  # which leaves the state as it was saved
-    other.load_state_dict(saved)
-    assert same(tracked(after, other), tracked(before + after))
-
-
 def test_logits_are_right_where_the_largest_is_the_labels_and_none_is_nan():
     logits = torch.tensor([[1.0, 3.0], [1.0, 3.0], [float("nan"), 3.0], [float("nan"), 0.0], [float("inf"), 0.0]])
     labels = torch.tensor([1, 0, 1, 0, 0])
@@ -154,7 +104,7 @@ def test_holds_few_bytes_a_sample_and_a_step_is_few_operations_whatever_the_batc
             return function(*args, **(kwargs or {}))
 
     tracker = ForgettingTracker(1000)
-    assert tracker.state_dict()["state"].nbytes == 16 * 1000
+    assert tracker._state.nbytes == 16 * 1000
     steps = []
     for size in (2, 500):
         with Counted() as counted:
@@ -181,9 +131,7 @@ def test_bad_input_is_refused_and_counts_nothing(arguments, message):
     assert same(tracker, ForgettingTracker(SAMPLES))
 
 
-def test_wrong_states_and_shares_are_named():
-    with pytest.raises(ValueError, match="the state is of 4 samples; this tracker has 5"):
-        ForgettingTracker(SAMPLES).load_state_dict(ForgettingTracker(4).state_dict())
+def test_wrong_shares_are_named():
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="share is"):
             ForgettingTracker(SAMPLES).keep(share)

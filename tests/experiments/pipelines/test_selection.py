@@ -76,7 +76,7 @@ def test_tracking_presents_each_kept_sample_once_an_epoch_and_changes_neither_tr
     assert torch.equal(torch.get_rng_state(), before)
     presented = torch.zeros(len(parts.labels), dtype=torch.int64)
     presented[remaining] = selection.EPOCHS
-    assert torch.equal(tracker.state_dict()["state"][:, PRESENTED].long(), presented)
+    assert torch.equal(tracker._state[:, PRESENTED].long(), presented)
 
 
 def test_a_budget_of_steps_trains_for_as_many_steps_as_on_everything():
