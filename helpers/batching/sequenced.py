@@ -18,14 +18,13 @@ sequences in the same order however many workers it has, and the number of seque
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from torch.utils.data import IterableDataset
 
 from ..lab.arguments import check_at_least, check_choice
-from ..lab.ranks import Place, check_identity, worker_of
-from .datasets import Sample, checksum, lengths_of, token_ids
+from ..lab.ranks import Place, worker_of
+from .datasets import Sample, lengths_of, token_ids
 from .packed import Packed, join
 from .packing import STRATEGIES, Plan, plan_packs, plan_stream, split_evenly
 
@@ -90,41 +89,12 @@ class SequencedDataset(IterableDataset[Packed]):
         self._check_choices()
         self.lengths = lengths_of(samples)
         self._check_samples()
-        self._checksum = checksum(self.lengths)
         self._place = Place(rank, world_size)
         self._planned: tuple[tuple[int, int], Plan] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the passes that begin from now on."""
         self._place.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The place of the last pass in this process: `position` counts this rank's sequences up to the next one.
-
-        In a loader's workers each has its own, which `StatefulDataLoader` collects. Without that loader count
-        the sequences that are trained on: `dataset.state_dict() | {"epoch": epoch, "position": steps}`.
-        """
-        return self._identity() | self._place.state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass go on from there, with any number of workers that start after it.
-
-        A ValueError if the state is of another dataset, or of another worker.
-        """
-        check_identity(state, self._identity(), "dataset")
-        worker, workers = state.get("worker"), state.get("workers")
-        if (worker, workers) not in ((0, 1), worker_of()):
-            raise ValueError(f"the state is of worker {worker} of {workers}; load it where as many workers are")
-        epoch, position = state["epoch"], state["position"]
-        if position >= (total := self._count(epoch)) + workers:
-            raise ValueError(f"position is {position}; epoch {epoch} has {total} sequences")
-        self._place.load(state, ended=position >= total)
-
-    def _identity(self) -> dict[str, Any]:
-        names = ("batch_size", "max_length", "last", "strategy", "seed")
-        rank, ranks = self._place.ranks
-        made = {name: getattr(self, name) for name in names}
-        return made | {"rank": rank, "world_size": ranks, "lengths": self._checksum}
 
     def __len__(self) -> int:
         """This rank's sequences in the epoch. Epochs differ a little, so ask anew in each, as progress bars do:
@@ -136,13 +106,8 @@ class SequencedDataset(IterableDataset[Packed]):
         return len(range(rank, len(self._plan(epoch)), ranks))
 
     def __iter__(self) -> Iterator[Packed]:
-        epoch, resume = self._place.begin()  # now: a worker may get to its first sequence much later
-        worker, workers = worker_of()
-        begin = worker if resume is None else resume["position"]
-        if resume is not None and (resume["worker"], resume["workers"]) != (worker, workers):
-            begin += worker  # a place of all workers together
-        self._place.reach(epoch, begin)
-        return self._sequences(epoch, begin, workers)
+        # The epoch now: a worker may get to its first sequence much later.
+        return self._sequences(self._place.epoch, *worker_of())
 
     def _sequences(self, epoch: int, begin: int, step: int) -> Iterator[Packed]:
         plan, total = self._plan(epoch), self._count(epoch)
@@ -150,9 +115,7 @@ class SequencedDataset(IterableDataset[Packed]):
         for number in range(begin, total, step):  # of this rank's
             index = rank + ranks * number
             documents = slice(plan.begins[index], plan.ends[index])
-            packed = self._sequence(plan.order[documents], plan.sizes[documents])
-            self._place.reach(epoch, number + step)
-            yield packed
+            yield self._sequence(plan.order[documents], plan.sizes[documents])
 
     def _sequence(self, indices: np.ndarray, sizes: np.ndarray) -> Packed:
         """The first `sizes` tokens of these samples, joined."""

@@ -50,8 +50,7 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any], kind: 
 class Place:
     """The epoch of the next pass of a sampler or an iterable dataset, and the place that the last one has reached.
 
-    The epoch lies in shared memory, so that `set_epoch` reaches workers that live on. The place is each process's own:
-    as torchdata's `StatefulDataLoader` asks, every worker tells and resumes its own.
+    The epoch lies in shared memory, so that `set_epoch` reaches workers that live on. The place is each process's own.
 
     Ranks that aren't given are asked for at each use: Lightning starts the process group after loaders are made.
     """
@@ -88,9 +87,8 @@ class Place:
     def state(self) -> dict[str, int]:
         if self._resume is not None:
             return dict(self._resume)
-        worker, workers = worker_of()
         epoch, position = self._reached
-        return {"epoch": epoch, "position": position, "worker": worker, "workers": workers}
+        return {"epoch": epoch, "position": position}
 
     def load(self, state: Mapping[str, Any], ended: bool) -> None:
         """Let the next pass begin there. `ended` says that nothing is left of it.
@@ -98,7 +96,7 @@ class Place:
         A `StatefulDataLoader` loads when it is iterated, after `set_epoch`. A pass that has ended was followed by
         that call, so its epoch doesn't become the present one.
         """
-        self._resume = {name: state.get(name) for name in ("epoch", "position", "worker", "workers")}
+        self._resume = {name: state[name] for name in ("epoch", "position")}
         if not ended:
             self._epoch.fill_(state["epoch"])
 

@@ -1,5 +1,4 @@
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from torch.utils.data import DataLoader
 from helpers.batching import PackedLayout, SequencedDataset, StandardDataset
 from helpers.batching.packed import PADDING, causal_mask
 from helpers.batching.packing import STRATEGIES
-from helpers.lab import ranks as ranks_module
 from helpers.text import SyntheticText
 
 SOME_LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any)
@@ -137,53 +135,6 @@ def test_a_pass_keeps_the_epoch_it_began_with(text):
     begun = iter(dataset)
     dataset.set_epoch(1)
     assert as_lists(begun) == expected != as_lists(dataset)
-
-
-@pytest.mark.parametrize(("workers", "done"), [(1, 4), (2, 3), (3, 100)])
-def test_every_worker_resumes_where_it_was(text, monkeypatch, workers, done):
-    """As torchdata's `StatefulDataLoader` does it: each worker tells its state, and gets it back."""
-
-    def of_worker(number, dataset, state=None, count=None):
-        info = SimpleNamespace(id=number, num_workers=workers)
-        monkeypatch.setattr(ranks_module, "get_worker_info", lambda: info if workers > 1 else None)
-        if state is not None:
-            dataset.load_state_dict(state)
-        given = as_lists(itertools.islice(iter(dataset), count))
-        return given, dataset.state_dict()
-
-    for number in range(workers):
-        first, resumed = (SequencedDataset(text, None, 512) for _ in range(2))
-        first.set_epoch(2)
-        whole, _ = of_worker(number, first)
-        begun, state = of_worker(number, first, count=done)
-        left, _ = of_worker(number, resumed, state)
-        assert (state["epoch"], begun + left) == (2, whole)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_pass_resumes_after_as_many_sequences_as_were_trained_on(text, workers):
-    dataset, resumed = (SequencedDataset(text, None, 512, strategy="greedy") for _ in range(2))
-    dataset.set_epoch(3)
-    whole = as_lists(dataset)
-    resumed.load_state_dict(dataset.state_dict() | {"position": 5})
-    assert as_lists(DataLoader(resumed, batch_size=None, num_workers=workers)) == whole[5:]
-    resumed.set_epoch(4)
-    dataset.set_epoch(4)
-    assert as_lists(DataLoader(resumed, batch_size=None, num_workers=workers)) == as_lists(dataset)
-
-
-def test_states_of_other_datasets_and_workers_are_refused(text):
-    dataset = SequencedDataset(text, None, 512)
-    state = dataset.state_dict()
-    for other, change, message in (
-        (SequencedDataset(text, None, 600), {}, "it differs in max_length$"),
-        (SequencedDataset(list(text)[::-1], None, 512), {}, "it differs in lengths$"),
-        (dataset, {"worker": 1, "workers": 2}, "the state is of worker 1 of 2"),
-        (dataset, {"position": 10**6}, f"position is 1000000; epoch 0 has {len(dataset)} sequences"),
-        (dataset, {"position": -1}, "position is -1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            other.load_state_dict(state | change)
 
 
 def test_a_loader_that_would_stack_batches_says_what_to_do(text):
