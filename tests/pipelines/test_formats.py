@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from helpers.lab import ranks as ranks_module
 from helpers.lab.machine import missing_because
 from helpers.pipelines.formats import FORMATS, ORDERS, Sample, Stream, collate
-from helpers.pipelines.formats.stream import shuffled
 
 HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
 few = settings(deadline=None, max_examples=20)
@@ -123,19 +122,11 @@ def test_files_that_are_open_before_workers_fork_serve_them_too(name, folders):
 
 
 @few
-@given(st.integers(0, 200), st.integers(1, 50), st.integers(0, 9))
-def test_a_buffer_gives_each_item_once_and_none_too_early(count, buffer, seed):
-    actual = list(shuffled(range(count), buffer, np.random.default_rng(seed)))
-    assert sorted(actual) == list(range(count))
-    assert all(item <= at + buffer for at, item in enumerate(actual))
-
-
-@few
 @given(st.sampled_from(HERE), st.sampled_from(ORDERS), st.integers(1, 3), st.integers(1, 7), st.integers(0, 2))
 def test_streams_of_all_ranks_and_workers_give_every_sample_once(folders, name, order, ranks, workers, epoch):
     reader, seen = FORMATS[name].open_(folders[name]), Counter()
     for rank in range(ranks):
-        stream = Stream(reader, order, buffer=7, seed=1, rank=rank, world_size=ranks)
+        stream = Stream(reader, order, seed=1, rank=rank, world_size=ranks)
         stream.set_epoch(epoch)
         actual = []
         for worker in range(workers):
@@ -148,7 +139,7 @@ def test_streams_of_all_ranks_and_workers_give_every_sample_once(folders, name, 
 
 
 def test_epochs_differ_and_repeat_by_their_number_also_in_workers_that_persist(folders):
-    stream = Stream(FORMATS["mapped"].open_(folders["mapped"]), "shuffled", buffer=20)
+    stream = Stream(FORMATS["mapped"].open_(folders["mapped"]), "random")
     loader = DataLoader(stream, 8, num_workers=2, collate_fn=collate, persistent_workers=True)
     orders = []
     for epoch in (0, 1, 0):
@@ -156,12 +147,6 @@ def test_epochs_differ_and_repeat_by_their_number_also_in_workers_that_persist(f
         orders.append([key for batch in loader for key in batch.keys])
     assert orders[0] == orders[2] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1])
-
-
-def test_a_shuffled_stream_takes_shards_in_another_order(folders):
-    stream = Stream(FORMATS["webdataset"].open_(folders["webdataset"]), "shuffled", buffer=1, seed=4)
-    tens = [int(sample.key[1:]) // 10 for sample in stream]
-    assert tens != sorted(tens) and sorted(tens) == [place // 10 for place in range(53)]
 
 
 @pytest.mark.parametrize("name", HERE)

@@ -190,7 +190,7 @@ def write_tar(file, **contents):
     [
         {"a.jpg": b"", "a.json": b"[1, 2]"},
         {"a.jpg": b"", "a.json": b'{"label": 1.5, "key": "a"}'},
-        {"a.jpg": b"", "a.png": b"", "a.json": b'{"label": 1, "key": "a"}'},
+        {"a.jpg": b"", "a.npy": b"", "a.json": b'{"label": 1, "key": "a"}'},
     ],
 )
 def test_a_tar_of_other_members_is_refused_by_name(members, tmp_path):

@@ -5,7 +5,7 @@
     for sample in reader.stream(): ...          # every position in order
     DataLoader(reader, batch_size=64, shuffle=True, num_workers=4, collate_fn=collate)
 
-An image is the content of its JPEG or PNG file as uint8, not pixels: no format decodes. Tokens are integers. All arrays
+An image is the content of its JPEG file as uint8, not pixels: no format decodes. Tokens are integers. All arrays
 of a data set have one dtype.
 
 No sample is dropped silently: each position gives its sample or raises a `FormatError` with the reason.
@@ -25,8 +25,7 @@ from torch.utils.data import Dataset
 from ...lab.arguments import check_choice
 
 SUFFIXES = {"image": "jpg", "tokens": "npy"}  # kind -> suffix of a sample's file
-KINDS = {"jpg": "image", "png": "image", "npy": "tokens"}  # suffixes that are read
-PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of a PNG file
+KINDS = {suffix: kind for kind, suffix in SUFFIXES.items()}
 TOKEN_TYPES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4")
 
 
@@ -126,11 +125,6 @@ def checked(samples: Iterable[Sample], kind: str) -> Iterator[Sample]:
         yield Sample(key, int(label), np.ascontiguousarray(data, data.dtype.newbyteorder("<")))
     if position < 0:
         raise ValueError("no samples; a data set has at least one")
-
-
-def suffix_of(kind: str, data: np.ndarray) -> str:
-    """The suffix of a sample's file."""
-    return "png" if kind == "image" and data[: len(PNG)].tobytes() == PNG else SUFFIXES[kind]
 
 
 def pack(kind: str, data: np.ndarray) -> bytes:

@@ -1,7 +1,7 @@
 """One file for each sample, in a folder for each label, and a table of all files.
 
     folder/labels.csv                   file, label, key, bytes, crc32: one line a sample, in order
-    folder/7/00000012.jpg               sample 12, of label 7; .png for a PNG, .npy for tokens
+    folder/7/00000012.jpg               sample 12, of label 7; .npy for tokens
 
 A sample costs an open, a read and a close (three system calls; from a cold cache also reads of the inode and the
 folder's block), and on disk half a block, 2 KiB, on average, as each file's last block is partly empty. In return any
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ...lab import files
-from .dataset import KINDS, Reader, Sample, checked, naming, pack, suffix_of
+from .dataset import KINDS, SUFFIXES, Reader, Sample, checked, naming, pack
 
 NEEDS = ()
 TABLE = "labels.csv"
@@ -30,7 +30,7 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
     with files.building(folder) as part:
         rows = []
         for position, (key, label, data) in enumerate(checked(samples, kind)):
-            name, raw = f"{label}/{position:08d}.{suffix_of(kind, data)}", pack(kind, data)
+            name, raw = f"{label}/{position:08d}.{SUFFIXES[kind]}", pack(kind, data)
             (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_bytes(raw)
             rows.append((name, label, key, len(raw), zlib.crc32(raw)))

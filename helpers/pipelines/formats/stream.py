@@ -1,6 +1,6 @@
-"""Distribution of positions over ranks and DataLoader workers, each position once, and shuffling.
+"""Distribution of positions over ranks and DataLoader workers, each position once, in order or at random.
 
-    stream = Stream(reader, order="shuffled", seed=0)
+    stream = Stream(reader, order="random", seed=0)
     for epoch in range(epochs):
         stream.set_epoch(epoch)
         for batch in DataLoader(stream, batch_size=64, num_workers=4, collate_fn=collate): ...
@@ -8,34 +8,31 @@
 Shares differ by at most one position, for any number of shards, even fewer than workers. A share consists of full
 shards and parts of at most two.
 
-order         what is read                                                        how well it mixes
-sequential    each share in order                                                 not at all
-shuffled      shards in random order, each in order, through a buffer             within the buffer; across shards
-random        single samples, by position                                         every order is equally likely
+order         what is read                     how well it mixes
+sequential    each share in order              not at all
+random        single samples, by position      every order is equally likely
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from ...lab.arguments import check_at_least, check_choice
+from ...lab.arguments import check_choice
 from ...lab.ranks import Place, rank_of, worker_of
 from .dataset import Reader, Sample
 
-Item = TypeVar("Item")
-ORDERS = ("sequential", "shuffled", "random")
+ORDERS = ("sequential", "random")
 
 
 class Stream(IterableDataset):
     """An iterable of a reader's samples: the share of this rank and DataLoader worker.
 
-    The order depends on seed and epoch, and for `shuffled` on the number of workers. `set_epoch` also works with
-    persistent workers. Rank and number of ranks are torch.distributed's unless given. `transform` is applied in the
-    worker.
+    The order depends on seed and epoch. `set_epoch` also works with persistent workers. Rank and number of ranks are
+    torch.distributed's unless given. `transform` is applied in the worker.
     """
 
     def __init__(
@@ -43,15 +40,13 @@ class Stream(IterableDataset):
         reader: Reader,
         order: str = "sequential",
         *,
-        buffer: int = 1000,
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
         transform: Callable[[Sample], object] | None = None,
     ) -> None:
         check_choice(ORDERS, order=order)
-        check_at_least(1, buffer=buffer)
-        self.reader, self.order, self.buffer, self.seed, self.transform = reader, order, buffer, seed, transform
+        self.reader, self.order, self.seed, self.transform = reader, order, seed, transform
         self.rank, self.world_size = rank_of(rank, world_size)
         self._place = Place()
 
@@ -71,19 +66,11 @@ class Stream(IterableDataset):
         return items if self.transform is None else map(self.transform, items)
 
     def _items(self, epoch: int, worker: int, workers: int) -> Iterator[Sample]:
-        rng = np.random.default_rng([self.seed, epoch])  # the same on all ranks and workers, which split one order
-        runs: list[Sequence[int]] = list(self.reader.shards)
-        if self.order == "random":
-            runs = [rng.permutation(len(self.reader)).tolist()]
-        elif self.order == "shuffled":
-            runs = [runs[at] for at in rng.permutation(len(runs))]
-        pieces = self._share(runs, worker, workers)
-        if self.order == "random":
-            return (self.reader[position] for piece in pieces for position in piece)
         if self.order == "sequential":
-            return iter(self.reader.stream(pieces))
-        own = np.random.default_rng([self.seed, epoch, self.rank, worker])
-        return shuffled(self.reader.stream(pieces), self.buffer, own)
+            return iter(self.reader.stream(self._share(self.reader.shards, worker, workers)))
+        rng = np.random.default_rng([self.seed, epoch])  # the same on all ranks and workers, which split one order
+        pieces = self._share([rng.permutation(len(self.reader)).tolist()], worker, workers)
+        return (self.reader[position] for piece in pieces for position in piece)
 
 
 def shard(runs: Sequence[Sequence[int]], part: int, parts: int) -> list[Sequence[int]]:
@@ -99,22 +86,6 @@ def shard(runs: Sequence[Sequence[int]], part: int, parts: int) -> list[Sequence
         pieces.append(run[max(low - at, 0) : max(high - at, 0)])
         at += len(run)
     return [piece for piece in pieces if len(piece)]
-
-
-def shuffled(items: Iterable[Item], buffer: int, rng: np.random.Generator) -> Iterator[Item]:
-    """Each item once, drawn at random from a buffer of `buffer` items, which are in memory.
-
-    An item comes at most `buffer` positions early; its delay is unbounded, but `buffer` positions on average.
-    """
-    buffered: list[Item] = []
-    for item in items:
-        if len(buffered) < buffer:
-            buffered.append(item)
-            continue
-        at = int(rng.integers(buffer))
-        drawn, buffered[at] = buffered[at], item
-        yield drawn
-    yield from (buffered[at] for at in rng.permutation(len(buffered)))
 
 
 class Batch(NamedTuple):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ...lab import files
 from . import table
-from .dataset import KINDS, Sample, checked, pack, suffix_of
+from .dataset import KINDS, SUFFIXES, Sample, checked, pack
 from .shards import Shards
 
 NEEDS = ("webdataset",)
@@ -33,7 +33,7 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str, *, per_shard
         pattern = str(part).replace("%", "%%") + "/%05d.tar"
         with webdataset.ShardWriter(pattern, maxcount=per_shard, maxsize=2**62, verbose=0, mtime=0) as writer:
             for position, (key, label, data) in enumerate(checked(samples, kind)):
-                members = {suffix_of(kind, data): pack(kind, data), "json": {"key": key, "label": label}}
+                members = {SUFFIXES[kind]: pack(kind, data), "json": {"key": key, "label": label}}
                 writer.write({"__key__": f"{position:08d}"} | members)
         open_(part, index="build")
 
