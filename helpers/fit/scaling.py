@@ -62,13 +62,9 @@ FORWARD_SHARE = {"none": 1 / 3, "selective": 1 / 3, "full": 1 / 4}  # of the com
 def predict(job: Job, ranks: int, inside: Link, compute_ms: float) -> dict[str, float]:
     """Communication time, its exposed part (not overlapped), the step time, and compute efficiency.
 
-    `inside` is the link within a machine. `compute_ms` is the time of a step of one of `ranks` ranks without
-    communication.
+    `inside` is the link within a machine; beyond one, `ranks` is a multiple of its GPUs. `compute_ms` is the time of a
+    step of one of `ranks` ranks without communication.
     """
-    if ranks > GPUS and ranks % GPUS:
-        raise ValueError(f"ranks is {ranks}; beyond one machine it must be a multiple of its GPUs, {GPUS}")
-    if not compute_ms > 0:
-        raise ValueError(f"compute_ms is {compute_ms}; it must be above 0")
     times = {transfer: transfer_ms(transfer, ranks, inside) for transfer in transfers(job, ranks)}
     exposed = exposed_ms(times, compute_ms, FORWARD_SHARE[job.checkpointing])
     step = compute_ms + exposed

@@ -104,14 +104,3 @@ def test_a_tied_head_shares_the_embedding_and_the_masks_are_not_in_the_state_dic
     assert tied.head.weight is tied.embedding.weight
     assert own.head.weight is not own.embedding.weight
     assert not {name for name in own.state_dict() if "causal" in name or "table" in name}
-
-
-def test_wrong_input_is_named():
-    with pytest.raises(ValueError, match=r"tokens reach from 1 to 50; allowed: 0 to 49"):
-        model()(torch.tensor([[1, 50]]))
-    with pytest.raises(ValueError, match=r"tokens are torch.float32 of shape \(2, 3\); they must be integers"):
-        model()(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match=r"shape \(3,\)"):
-        model()(tokens(3))
-    with pytest.raises(ValueError, match=r"positions reach from 0 to 40; allowed: 0 to 39"):
-        model()(tokens(1, 2), torch.tensor([0, 40]))
