@@ -91,8 +91,10 @@ class Reader(Dataset):
 
     def __getitem__(self, position: int) -> Sample:
         position = range(len(self))[position]
-        with naming(f"{self.file_of(position)}, sample {position}"):
+        try:
             return self.read(position)
+        except (OSError, ValueError) as error:
+            raise unreadable(f"{self.file_of(position)}, sample {position}", error) from error
 
     def _sample(self, position: int, raw: bytes | np.ndarray) -> Sample:
         """The sample at a position, whose file or slice has these bytes; its checksum is compared if `verify`."""
@@ -107,8 +109,12 @@ def naming(place: str | Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        reason = f"cannot be read ({error.strerror or error})" if isinstance(error, OSError) else error
-        raise FormatError(f"{place}: {reason}") from error
+        raise unreadable(place, error) from error
+
+
+def unreadable(place: str | Path, error: OSError | ValueError) -> FormatError:
+    reason = f"cannot be read ({error.strerror or error})" if isinstance(error, OSError) else error
+    return FormatError(f"{place}: {reason}")
 
 
 def checked(samples: Iterable[Sample], kind: str) -> Iterator[Sample]:
