@@ -1,6 +1,6 @@
 """Chapter 6: input pipelines, and which samples a training needs.
 
-formats/        samples on disk in five formats: writing, reading, sharding
+formats/        samples on disk in four formats: writing, reading, sharding
 samples         generated JPEGs and texts
 decoders        JPEG decoding by several libraries
 forgetting      which samples a network forgets
