@@ -102,17 +102,17 @@ def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     try:
-        from .lab import report as reports
+        from .lab.report import BuildError, build
     except ImportError as error:
         return fail(f"the report needs {error.name}: pip install -r requirements.txt", 1)
     try:
-        path = reports.build(
+        path = build(
             execute=options.execute,
             output=options.output,
             results=options.results,
             save_notebooks=options.save_notebooks,
         )
-    except reports.BuildError as error:
+    except BuildError as error:
         return fail(error, 1)
     print(path)
     return 0
@@ -159,6 +159,8 @@ def fit(options: argparse.Namespace) -> int:
     if options.page:
         from .fit.page import page
 
+        if not os.access(options.page.absolute().parent, os.W_OK):  # said before the minutes that it takes
+            return fail(f"{options.page} can't be written", 1)
         options.page.write_text(page(), encoding="utf-8")
         return 0
     plan, result, faults = fits.Plan(**_chosen(fits.Plan, options)), {}, []

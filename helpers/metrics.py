@@ -120,6 +120,8 @@ class StreamingMetrics:
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add a batch without waiting; `bincount` would wait, to read the largest value."""
+        if logits.shape[1] != self.classes:
+            raise ValueError(f"logits are of {logits.shape[1]} classes, not of {self.classes}")
         if self._counts is None:
             self._counts = torch.zeros(self.classes**2, dtype=torch.int64, device=logits.device)
         cells = labels * self.classes + logits.detach().argmax(dim=1)

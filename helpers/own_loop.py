@@ -1,11 +1,14 @@
 """The commands for training loops: `dlspeed profile | try | guard SCRIPT …`, `diagnose TRACE` and `referee CASES`."""
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import json
+import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,19 +96,20 @@ def profile(options: argparse.Namespace) -> int:
 
     script, *arguments = _script(options)
     try:
-        recording = watch(
-            script,
-            arguments,
-            module=bool(options.module),
-            steps=options.steps,
-            after=options.warm_up,
-            go_on=options.go_on,
-            until_epoch=options.until_epoch,
-            minutes=options.watch,
-            limit=options.limit,
-            output=options.output,
-            tell=lambda line: print(line, file=sys.stderr, flush=True) if sys.stderr.isatty() else None,
-        )
+        with _prints_on_stderr() if options.json else contextlib.nullcontext():
+            recording = watch(
+                script,
+                arguments,
+                module=bool(options.module),
+                steps=options.steps,
+                after=options.warm_up,
+                go_on=options.go_on,
+                until_epoch=options.until_epoch,
+                minutes=options.watch,
+                limit=options.limit,
+                output=options.output,
+                tell=lambda line: print(line, file=sys.stderr, flush=True) if sys.stderr.isatty() else None,
+            )
     except NothingRecorded as error:
         seen = Observed(error.observed).text() if error.observed else []
         print(*seen, sep="\n", end="\n" if seen else "")
@@ -115,6 +119,20 @@ def profile(options: argparse.Namespace) -> int:
             _tell_what_filled(error, options)
         return _script_failed(error, options)
     return (_print_diagnosis(options, recording) if recording.rank == 0 else 0) or recording.code or 0
+
+
+@contextlib.contextmanager
+def _prints_on_stderr() -> Iterator[None]:
+    """What a script and its processes print goes to stderr, so that stdout holds one document."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _tell_what_filled(error: Exception, options: argparse.Namespace) -> None:

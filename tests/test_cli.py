@@ -119,6 +119,14 @@ def test_doctor_says_what_is_here_and_goes_on_after_a_damaged_table(tmp_path, ca
         assert name in out
 
 
+def test_a_report_without_its_packages_says_what_to_install(tmp_path, monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("helpers.lab.report.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "nbformat", None)
+    assert main(["report", "--output", str(tmp_path / "report.pdf")]) == 1
+    assert "the report needs nbformat: pip install" in capsys.readouterr().err
+
+
 def test_a_failing_notebook_is_one_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks" / "01_bad.ipynb").write_text("{}")

@@ -132,6 +132,11 @@ def test_shapes_that_would_broadcast_are_named():
         PixelAccuracy().update(torch.zeros(2, 1, 4, 4), torch.ones(2, 4, 4))
 
 
+def test_logits_of_other_classes_are_refused():
+    with pytest.raises(ValueError, match="of 5 classes, not of 3"):
+        StreamingMetrics(3).update(torch.randn(7, 5), torch.randint(3, (7,)))
+
+
 @pytest.mark.parametrize("empty", [False, True], ids=["", "a rank without a batch"])
 def test_scores_are_those_of_all_ranks(monkeypatch, empty):
     logits, labels = torch.randn(7, 3), torch.randint(3, (7,))

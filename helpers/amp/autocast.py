@@ -41,7 +41,7 @@ class Autocast(contextlib.ContextDecorator):
     torch.autocast stores its own. So a `torch.autocast` inside has its effect, and models see that autocast is on (some
     then leave it for their rotary angles); `torch.compile` and `torch.utils.checkpoint` compile, and recompute after
     the region, under torch's own autocast with these settings. It also casts cuDNN's recurrent layers. During every
-    other call it is off.
+    other call it is off. An operator that is called as `torch.ops.aten.mm` isn't cast.
 
     The overhead is some microseconds of Python for each call of a torch function, and less for each access to a
     property (`x.shape`). It is hidden where the GPU is the bottleneck.
@@ -57,6 +57,11 @@ class Autocast(contextlib.ContextDecorator):
         if enabled and dtype not in HALVES:
             raise ValueError(f"Autocast: dtype must be torch.float16 or torch.bfloat16, not {dtype}")
         self.dtype, self.enabled, self.device_type, self.cache_enabled = dtype, enabled, device_type, cache_enabled
+
+    def __call__(self, function: Callable) -> Callable:
+        if not callable(function):
+            raise TypeError(f"Autocast decorates a function, not a {type(function).__name__}")
+        return super().__call__(function)
 
     def __enter__(self) -> "Autocast":
         if _compiling():

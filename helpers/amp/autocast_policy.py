@@ -19,7 +19,8 @@ FP32 = "fp32"  # inputs are cast to fp32
 FP32_RESULT = "fp32 result"  # summed and returned in fp32, unless a dtype is asked for
 PROMOTE = "promote"  # inputs are cast to fp32 if one of them is fp32
 REFUSE = "refused"  # an error: half precision is not safe for it
-TORCHS = "torch's"  # torch's own autocast casts: cuDNN's recurrent layers, whose weights lie in one buffer
+# torch's own autocast casts: operators that call listed ones, and cuDNN's recurrent layers with weights in one buffer
+TORCHS = "torch's"
 _POLICIES = {name: name for name in (LOW, FP32, FP32_RESULT, PROMOTE, REFUSE, TORCHS)}  # they are compared by identity
 
 _OPERATORS = {

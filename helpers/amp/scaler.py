@@ -18,6 +18,9 @@ The cost on top of the optimizer's step, with or without clipping, in bytes for 
 With a fused optimizer (`fused=True`) nothing waits for the GPU: one read-only pass computes the norm, which also
 detects inf and NaN, and the optimizer's kernel divides by the scale, clips, and skips. For any other optimizer Python
 decides whether to step, so the host waits once a step, and a CUDA graph can't capture it: `step` refuses.
+
+Otherwise as torch's, but for two rare uses: an optimizer whose `step` takes a `grad_scaler` isn't given this one (torch
+deprecates it), and a `grad_scale` that was set on a fused optimizer before is replaced.
 """
 
 import math

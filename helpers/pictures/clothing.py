@@ -142,7 +142,9 @@ def _draw_all(folder: Path, names: list[str], counts: tuple[int, int], size: tup
         if folder.is_dir():  # another process was faster, with the same photos
             return
         reason = error.strerror or str(error).strip().splitlines()[-1]  # a worker's error brings its traceback along
-        raise PictureError(f"{folder}: cannot be written ({reason}); make room, or choose another cache") from error
+        raise PictureError(
+            f"{folder}: cannot be written ({reason}); make room, or set HELPERS_CACHE to a folder"
+        ) from error
 
 
 def _draw(folder: Path, names: list[str], size: tuple[int, int], seed: int, photo: tuple[int, int]) -> None:

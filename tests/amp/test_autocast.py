@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.amp import Autocast
+from helpers.amp import Autocast, autocast_policy
 from helpers.lab.precision import autocast_dtype, without_autocast
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -39,6 +39,9 @@ def test_regions_nest_and_end():
 
 
 def test_as_a_decorator():
+    with pytest.raises(TypeError, match="not a Tensor"):
+        Autocast(BF16)(X)
+
     @Autocast(BF16)
     def double(x, *, factor=2):
         return (x @ x) * factor
@@ -105,7 +108,20 @@ CASES = {
     "cat of two types": lambda x: torch.cat([x, x.float()]),
     "cross_entropy": lambda x: F.cross_entropy(x, x),
     "fft": lambda x: torch.fft.rfft(x).abs(),
+    "pad": lambda x: F.pad(x.unsqueeze(0), (1, 1), mode="reflect"),
+    "eigenvalues": lambda x: torch.linalg.eigvals(x).real,
 }
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_lists_name_all_that_torch_casts(kind):
+    """But for operators that only others call."""
+    inside = ("_cpu_fallback", "_rnn_layer", "_forward", "_fused_gru_cell", "_fused_lstm_cell", "_flash_attention")
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{kind.upper()}")
+    casts = {name.removeprefix("aten::").partition(".")[0] for name in registered if name.startswith("aten::")}
+    casts = {name for name in casts if not name.endswith(inside) and not name.startswith(("cudnn", "grid_sampler_"))}
+    listed = {function.__name__ for function, kinds in autocast_policy.policies().items() if kind in kinds}
+    assert casts <= listed
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])

@@ -329,9 +329,9 @@ def test_a_module_is_run_by_its_name(script, tmp_path, capsys, monkeypatch):
     (tmp_path / "package/__init__.py").write_text("value = 5")
     formats = ["--json", "--html", "page.html"]
     assert main(["profile", "--output", "here", *formats, "-m", "package.task", "--steps", "9"]) == 0
-    first, _, diagnosis = capsys.readouterr().out.partition("\n")
-    assert first == "__main__ package.task 5 ['--steps', '9']"
-    assert json.loads(diagnosis)["steps"] == 8
+    printed = capsys.readouterr()
+    assert "__main__ package.task 5 ['--steps', '9']\n" in printed.err
+    assert json.loads(printed.out)["steps"] == 8  # stdout is one document
     assert "<html" in Path("page.html").read_text()
     assert in_steps("here/costs.json.gz") == [(1, 1)] * 8
 

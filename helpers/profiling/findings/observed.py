@@ -34,6 +34,7 @@ MOST_BREAKS = 3  # of a graph, that are named
 ANEW = 0.5  # of iterations in which a loader begins anew
 COSTLY, OF_MODELS = "costly line", ("<module>", "forward")  # whose lines are many things' and count one by one
 LEAST_SLOWER = 0.03  # growth of an iteration's time over all that was watched
+TELLS_GROWTH = 0.5  # an exclusion of less than this says little
 MOST_GROWN, THROTTLED = 3, 0.95  # kinds of things that are named; a GPU's clock beside the one at first
 # Findings whose cause is another one's, where that brings half as much
 EXPLAINED = {
@@ -317,6 +318,10 @@ class Observed:
             clock.append(Note("compilation", text))
         if (found := pace.trend(self.data.get("pace", {}).get("blocks", []))) and not any(self._slower()):
             text = f"steps got no slower in {found.minutes:.3g} minutes: a growth above {found.most:.1%} is excluded"
+            if found.most > TELLS_GROWTH:
+                text = (
+                    f"whether steps got slower isn't known: in {found.minutes:.3g} minutes their times varied too much"
+                )
             clock.append(Note("pace", text))
         if self.data["epochs"] or self.data["evaluations"]:
             return clock
