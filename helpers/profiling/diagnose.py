@@ -53,6 +53,7 @@ DETAILED_RULES: tuple[Callable[[Scene], Iterable[Finding]], ...] = (  # only sha
     products.unaligned_sizes,
     products.fp32_products,
     products.unfused_chains,
+    products.pairs_by_broadcasting,
     products.deterministic_convolutions,
     products.unbenchmarked_convolutions,
     on_cpu.handmade_attention,

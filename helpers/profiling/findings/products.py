@@ -18,12 +18,13 @@ from ..account import COMPUTE, OPERATORS, is_collective
 from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
 from ..intervals import length
 from ..scene import Scene, larger, totals
-from ..trace import KERNEL, Event, Note, Trace
+from ..trace import KERNEL, Event, Note, Trace, aten
 
 ALIGNED_TO = {"c10::Half": 8, "c10::BFloat16": 8, "float": 4}  # elements in 16 bytes
 RATE = "rate of products"  # a kind of note
 SMALL = 16  # sizes up to this are given by the task (classes, features)
 MATTERS = 0.05  # of the operations of all products: a source line with less is not reported
+PAIRS, LEAST_PAIRED = 8, 2**18  # times as many elements as in either tensor, and in all, that are pairs' to be told
 CHAINS_MATTER = 0.4  # of the compute time: what an eager network without chains stays below
 
 MATRICES = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}
@@ -31,6 +32,7 @@ _CONVOLUTIONS = {"aten::cudnn_convolution", "aten::convolution_overrideable", "a
 # Where aten::_convolution has its flags: …, groups, benchmark, deterministic, cudnn_enabled, allow_tf32
 _BENCHMARK, _DETERMINISTIC = 9, 10
 _BATCHED = {"aten::bmm", "aten::baddbmm"}
+_OF_TWO = aten("add sub rsub mul div cosine_similarity pairwise_distance mse_loss l1_loss smooth_l1_loss")
 _SOFTMAX = {"aten::_softmax", "aten::_safe_softmax"}
 
 # What kernels do, by their names; the first that matches counts.
@@ -227,6 +229,34 @@ def unfused_chains(scene: Scene) -> Iterator[Finding]:
     evidence += f"{length(spans) / compute:.0%} of the compute time ({by_kind})"
     where = scene.where([e.parent or e for e in kernels])
     yield scene.finding("unfused elementwise operations", (COMPUTE, spans), where, evidence, ESTIMATE, factor=0.5)
+
+
+def pairs_by_broadcasting(scene: Scene) -> Iterator[Finding]:
+    """Each row of one tensor with each of another, element by element: it writes N × M × D numbers, again and again.
+
+    A product of matrices sums over D as it goes. What works on as many elements in the forward pass counts, and its
+    backward pass.
+    """
+    forward = [op for op in scene.trace.ops if op.backward is None]
+    pairs = {op: shape for op in forward if op.name in _OF_TWO and (shape := _paired(op))}
+    if not pairs:
+        return
+    sizes = set(map(prod, pairs.values()))
+    ops = [op for op in forward if op in pairs or prod(op.shape) in sizes]
+    work = scene.work(scene.trace.with_backward(ops))
+    shape = max(pairs.values(), key=prod)
+    evidence = f"{scene.each(len(pairs), 'operation')} of all pairs, up to {' × '.join(map(str, shape))} numbers, "
+    evidence += f"{scene.time(work[1])} forward and backward"
+    yield scene.finding("pairs by broadcasting", work, scene.where(list(pairs)), evidence, BOUND)
+
+
+def _paired(op: Event) -> list[int]:
+    """The shape of the result, where it is that of pairs and far larger than both tensors; else []."""
+    shapes = op.dims[:2]
+    if len(shapes) < 2 or not 3 <= len(shapes[0]) == len(shapes[1]):
+        return []
+    shape = [max(sides) for sides in zip(*shapes, strict=True)]
+    return shape if prod(shape) >= max(PAIRS * max(map(prod, shapes)), LEAST_PAIRED) else []
 
 
 def _elementwise_kind(kernel: str) -> str:
