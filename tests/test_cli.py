@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -120,9 +121,12 @@ def test_doctor_says_what_is_here_and_goes_on_after_a_damaged_table(tmp_path, ca
 
 
 def test_a_report_without_its_packages_says_what_to_install(tmp_path, monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.startswith("helpers.lab.report.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "nbformat", None)
+    def absent(name):
+        raise ModuleNotFoundError("no nbformat", name="nbformat")
+
+    without = types.ModuleType("helpers.lab.report")
+    without.__getattr__ = absent
+    monkeypatch.setitem(sys.modules, "helpers.lab.report", without)
     assert main(["report", "--output", str(tmp_path / "report.pdf")]) == 1
     assert "the report needs nbformat: pip install" in capsys.readouterr().err
 

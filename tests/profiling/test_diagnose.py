@@ -396,6 +396,19 @@ def test_unaligned_sizes_follow_the_type():
     assert "unaligned sizes" in names_in(diagnose(on_gpu(product(515, FP32))))
 
 
+def test_a_bias_and_a_mask_are_no_pairs():
+    def scores(gpu, _):
+        gpu.op("aten::add", [[1, 8, 128, 128], [16, 1, 1, 128]], FP32, kernel="elementwise")
+        gpu.op("aten::_softmax", [[16, 8, 128, 128]], FP32, kernel="softmax")
+
+    def distances(gpu, _):
+        gpu.op("aten::sub", [[128, 1, 64], [1, 128, 64]], FP32, kernel="elementwise")
+        gpu.op("aten::sum", [[128, 128, 64]], FP32, kernel="reduce_kernel")
+
+    assert "pairs by broadcasting" not in names_in(diagnose(on_gpu(scores)))
+    assert "pairs by broadcasting" in names_in(diagnose(on_gpu(distances)))
+
+
 def test_every_fault_is_planted_somewhere():
     planted = {*loops.ON_CPU.values(), *loops.ON_CUDA_ONLY.values()}
     elsewhere = {"exposed communication", "exposed copies"}  # in profiles that others published

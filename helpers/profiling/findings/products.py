@@ -32,7 +32,8 @@ _CONVOLUTIONS = {"aten::cudnn_convolution", "aten::convolution_overrideable", "a
 # Where aten::_convolution has its flags: …, groups, benchmark, deterministic, cudnn_enabled, allow_tf32
 _BENCHMARK, _DETERMINISTIC = 9, 10
 _BATCHED = {"aten::bmm", "aten::baddbmm"}
-_OF_TWO = aten("add sub rsub mul div cosine_similarity pairwise_distance mse_loss l1_loss smooth_l1_loss")
+_OF_TWO = aten("add sub rsub mul div cosine_similarity")
+_SUMS = aten("sum mean norm linalg_vector_norm")
 _SOFTMAX = {"aten::_softmax", "aten::_safe_softmax"}
 
 # What kernels do, by their names; the first that matches counts.
@@ -234,11 +235,12 @@ def unfused_chains(scene: Scene) -> Iterator[Finding]:
 def pairs_by_broadcasting(scene: Scene) -> Iterator[Finding]:
     """Each row of one tensor with each of another, element by element: it writes N × M × D numbers, again and again.
 
-    A product of matrices sums over D as it goes. What works on as many elements in the forward pass counts, and its
-    backward pass.
+    A product of matrices sums over D as it goes; pairs that aren't summed, a bias and a mask, are none of these. What
+    works on as many elements in the forward pass counts, and its backward pass.
     """
     forward = [op for op in scene.trace.ops if op.backward is None]
-    pairs = {op: shape for op in forward if op.name in _OF_TWO and (shape := _paired(op))}
+    summed = {prod(op.shape) for op in forward if op.name in _SUMS}
+    pairs = {op: shape for op in forward if op.name in _OF_TWO and prod(shape := _paired(op)) in summed}
     if not pairs:
         return
     sizes = set(map(prod, pairs.values()))
@@ -251,12 +253,12 @@ def pairs_by_broadcasting(scene: Scene) -> Iterator[Finding]:
 
 
 def _paired(op: Event) -> list[int]:
-    """The shape of the result, where it is that of pairs and far larger than both tensors; else []."""
+    """The shape of the result, where it is that of pairs and far larger than both tensors; else that of nothing."""
     shapes = op.dims[:2]
     if len(shapes) < 2 or not 3 <= len(shapes[0]) == len(shapes[1]):
-        return []
+        return [0]
     shape = [max(sides) for sides in zip(*shapes, strict=True)]
-    return shape if prod(shape) >= max(PAIRS * max(map(prod, shapes)), LEAST_PAIRED) else []
+    return shape if prod(shape) >= max(PAIRS * max(map(prod, shapes)), LEAST_PAIRED) else [0]
 
 
 def _elementwise_kind(kernel: str) -> str:

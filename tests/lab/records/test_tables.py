@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from helpers.lab.report import notebook
@@ -52,8 +53,10 @@ def test_a_cell_holds_three_digits_a_word_or_a_dash(value, said):
 def test_findings_link_to_the_notebooks_from_the_readme(monkeypatch):
     displays = []
     monkeypatch.setattr(notebook, "display", lambda made, metadata: displays.append(made.data))
-    notebook.readme(["**[Padding](02_batching.ipynb).** Pack.", "See <https://pytorch.org>."])
-    assert displays == ["- **[Padding](notebooks/02_batching.ipynb).** Pack.\n- See <https://pytorch.org>."]
+    sentences = ["**[Padding](02_batching.ipynb).** Pack.", "See <https://pytorch.org>."]
+    notebook.readme(pd.DataFrame({"change": ["packs"], "gain": ["2×"]}), sentences)
+    table = "| change | gain |\n| --- | --- |\n| packs | 2× |\n\n"
+    assert displays == [f"{table}**[Padding](notebooks/02_batching.ipynb).** Pack. See <https://pytorch.org>."]
 
 
 def test_a_caption_that_names_a_machine_stays_text(monkeypatch, tmp_path):

@@ -167,12 +167,12 @@ def test_the_first_chapter_comes_before_the_contents_and_the_appendix_last(proje
     assert "\nGoals" in appendix and "A whole training run: its accuracy" in appendix.split("amp/quality")[1]
 
 
-def test_a_chapter_begins_a_page_where_less_than_two_fifths_of_one_are_left(project, pages):
-    for paragraphs in (4, 32):
+def test_a_chapter_begins_a_page_where_less_than_a_quarter_of_one_is_left(project, pages):
+    for paragraphs in (32, 42):
         write(project, "01_first", "# First\n\n" + "Words of a paragraph.\n\n" * paragraphs)
         write(project, "02_second", "# Second\n\nText.")
         text = pages(build(execute=False).read_bytes()).pages
-        assert text[-1].startswith("2 Second") == (paragraphs == 32)
+        assert text[-1].startswith("2 Second") == (paragraphs == 42)
 
 
 def test_where_nothing_can_be_written_no_notebook_runs(project):
