@@ -16,8 +16,10 @@ SAMPLES = re.findall(r"```\n\$ dlspeed (.*?)\n(.*?)```", README, re.DOTALL)
 LINKS = {link for text in PAGES.values() for link in re.findall(r"\]\(([^)#]+)(#[^)]*)?\)", text)}
 
 
-@pytest.mark.parametrize("package", ["helpers", "dlspeed"])  # in the checkout, and where it is installed
-@pytest.mark.parametrize("name", ["README.md", "USING.md"])
+# In the checkout, and where it is installed
+@pytest.mark.parametrize(
+    ("name", "package"), [("README.md", "helpers"), ("README.md", "dlspeed"), ("USING.md", "helpers")]
+)
 def test_the_snippets_type_in_and_answer_as_shown(name, package):
     blocks = re.findall(r"```python\n(.*?)```", PAGES[name], re.DOTALL)
     source = "\n".join(blocks).replace("from helpers", f"from {package}")

@@ -44,7 +44,7 @@ def invent(e: lab.Experiment, cpu: str, share: float) -> None:
     store.replace(store.path(slug(GPU["gpu"]), e.chapter, e.table), rows)
 
 
-@pytest.fixture(params=[1.0, 0.5], ids=["whole tables", "halves of every other one"])
+@pytest.fixture(params=[1.0, pytest.param(0.5, marks=pytest.mark.long)], ids=["whole", "halves of every other table"])
 def invented(request, tmp_path, monkeypatch):
     """The CPU's records, and a GPU's that nobody has."""
     (cpu,) = store.devices(cpu=True)
