@@ -25,7 +25,6 @@ from .side_by_side import SPEEDS, Runs, side_by_side, waited
 from .workloads import BERT_BASE, LLAMA, RESNET_18, TINY_BERT, each
 
 STEPS = 5  # whose losses are compared
-SLOW_STEPS_S = 30.0  # of a comparison on a CPU: six rounds of a second cannot exclude 5 %
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True),
@@ -54,8 +53,7 @@ BF16_FACTOR, BF16_MARGIN = 1.25, 0.02
 def training(model: str, precision: str, batch: int) -> list[Row]:
     """Training steps by each compiler and by eager, in turn, after their losses and gradients were compared."""
     backends = {TINY_BERT: (TRACE,), RESNET_18: (TRACE, COMPILE, OVERHEAD)}.get(model, (COMPILE, OVERHEAD))
-    seconds = SLOW_STEPS_S if device().type == "cpu" and model != TINY_BERT else None
-    return measure_training(model, batch, backends, precision=precision, seconds=seconds)
+    return measure_training(model, batch, backends, precision=precision)
 
 
 def measure_training(
