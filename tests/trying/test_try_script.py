@@ -94,7 +94,7 @@ def test_what_the_profile_finds_is_tried_first_and_what_no_change_addresses_by_a
     monkeypatch.setattr(search, "PROFILED_S", (SECONDS, SECONDS))
     tried: list[str] = []
     name = script((ROOT / "data" / "loops" / "figure_each_step.py").read_text())
-    result = try_script(name, seconds=40, tell=tried.append)
+    result = try_script(name, seconds=5, tell=tried.append)
     assert result.findings[0].finding == "drawing" and tried[2].startswith(
         "no-output "
     )  # after the verdict and the base
