@@ -400,6 +400,7 @@ def test_a_bias_and_a_mask_are_no_pairs():
     def scores(gpu, _):
         gpu.op("aten::add", [[1, 8, 128, 128], [16, 1, 1, 128]], FP32, kernel="elementwise")
         gpu.op("aten::_softmax", [[16, 8, 128, 128]], FP32, kernel="softmax")
+        gpu.op("aten::sum", [[0, 8]], FP32, kernel="reduce_kernel")  # of what a mask left
 
     def distances(gpu, _):
         gpu.op("aten::sub", [[128, 1, 64], [1, 128, 64]], FP32, kernel="elementwise")

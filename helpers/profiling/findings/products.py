@@ -239,7 +239,7 @@ def pairs_by_broadcasting(scene: Scene) -> Iterator[Finding]:
     works on as many elements in the forward pass counts, and its backward pass.
     """
     forward = [op for op in scene.trace.ops if op.backward is None]
-    summed = {prod(op.shape) for op in forward if op.name in _SUMS}
+    summed = {prod(op.shape) for op in forward if op.name in _SUMS} - {0}
     pairs = {op: shape for op in forward if op.name in _OF_TWO and prod(shape := _paired(op)) in summed}
     if not pairs:
         return
