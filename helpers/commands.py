@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from .experiments import UnknownName
+    from .chapters import UnknownName
     from .lab.machine import NO_ASSERTIONS, DeviceError
     from .lab.records import RecordError
 
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace) -> int:
     from . import lab
-    from .experiments import select
+    from .chapters import select
     from .lab.machine import device_name, slug
     from .lab.records import plan
 

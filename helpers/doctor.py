@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .experiments import chapters, tables_of
+from .chapters import chapters, tables_of
 from .lab import cpu, records
 from .lab.machine import PEERS, device_class, environment, half_dtype, installed, project_root, without_kernels
 from .lab.records.plan import plan, total

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from helpers import command_line, own_loop
+from helpers.chapters import chapters, select, tables_of
 from helpers.commands import COMMANDS, main
-from helpers.experiments import chapters, select, tables_of
 from helpers.lab import records
 from helpers.lab.machine import device_name, slug
 from helpers.lab.records import store

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 import pandas as pd
 
-from .. import experiments
+from .. import chapters
 from ..lab.estimate import UNDECIDED
 from ..lab.records.results import recorded
 from ..lab.records.values import FAILS, HOLDS, NOT_MEASURED, Number, Verdict, derived, lacking
@@ -41,7 +41,7 @@ class Goal:
     @property
     def verdict(self) -> Verdict:
         chapter, _, table = self.table.partition("/")
-        first, *others = (recorded(experiments.select([name])[0]) for name in (self.table, *BESIDE.get(self.table, ())))
+        first, *others = (recorded(chapters.select([name])[0]) for name in (self.table, *BESIDE.get(self.table, ())))
         needed, beside = ((), tuple(others)) if self.table == "rush/ladder" else (others, ())
         claims = getattr(importlib.import_module(f".{chapter}", __package__), table)
         named = first.named(claims, *needed, beside=beside)

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 import torch
 
+from helpers.chapters import tables_of
 from helpers.experiments import amp as experiments
-from helpers.experiments import tables_of
 from helpers.experiments.amp import gradients, overheads, setups, trainings
 from helpers.lab.memory import GIB, Memory
 

@@ -102,7 +102,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 import helpers, helpers.amp, helpers.lab, helpers.models, helpers.swiglu, helpers.text, helpers.train, torch
 from helpers.commands import main
-from helpers.experiments import chapters, tables_of
+from helpers.chapters import chapters, tables_of
 assert all(tables_of(chapter) for chapter in chapters())
 assert not torch.cuda.is_initialized()
 assert not {"sklearn", "numba", "onnx", "webdataset", "transformers", "torch._dynamo"} & set(sys.modules)

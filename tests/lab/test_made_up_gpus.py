@@ -5,9 +5,9 @@ import sys
 import pytest
 import torch
 
+from helpers.chapters import chapters, tables_of
 from helpers.commands import main
 from helpers.distributed import Job
-from helpers.experiments import chapters, tables_of
 from helpers.fit import rank_memory
 from helpers.lab import DeviceError, Experiment, device, half_dtype
 from helpers.lab.ceilings import large_copy

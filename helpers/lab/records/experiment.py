@@ -189,7 +189,7 @@ def experiment(
 
     def wrap(measure: Callable[..., Row | list[Row]]) -> Experiment:
         parts = measure.__module__.split(".")
-        chapter = parts[-1] if parts[-2] == "experiments" else parts[-2]
+        chapter = parts[-1] if parts[-2] == "experiments" else parts[-2]  # a file or a folder a chapter
         name, flags = measure.__name__, (memory_here, timed, worth)
         return Experiment(chapter, name, measure, presets, version, same_work, missing, names, *flags)
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from helpers.chapters import select
 from helpers.commands import main
 from helpers.doctor import findings
-from helpers.experiments import select
 from helpers.lab import cpu, machine
 from helpers.lab.machine import device_name, slug
 from helpers.lab.records import store

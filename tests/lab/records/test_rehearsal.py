@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from cases import faulty_tables as tables
 
-from helpers import experiments
+from helpers import chapters
 from helpers.commands import main
 from helpers.lab.records import rehearsal
 from helpers.lab.records.rehearsal import rehearse
@@ -33,7 +33,7 @@ def test_a_table_that_hangs_is_left_and_named(monkeypatch):
 
 def test_the_command_exits_with_1_and_lists_the_faults(monkeypatch, capsys):
     for chosen, code in (([], 0), ([tables.differs], 1)):
-        monkeypatch.setattr(experiments, "select", lambda _, chosen=chosen: chosen)
+        monkeypatch.setattr(chapters, "select", lambda _, chosen=chosen: chosen)
         assert main(["measure", "--check"]) == code
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == "cases/differs: failed: 'fast' differs from 'plain'"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import experiments, lab
+from helpers import chapters, lab
 from helpers.lab.machine import slug
 from helpers.lab.records import store
 from helpers.lab.records.results import main_machine, recorded
@@ -52,7 +52,7 @@ def invented(request, tmp_path, monkeypatch):
     monkeypatch.setenv("HELPERS_RESULTS", str(tmp_path))
     monkeypatch.setenv("HELPERS_LIVE", "no")
     monkeypatch.setenv("HELPERS_FIGURES", str(tmp_path / "figures"))
-    tables = [e for e in experiments.select([]) if store.path(cpu, e.chapter, e.table).exists()]
+    tables = [e for e in chapters.select([]) if store.path(cpu, e.chapter, e.table).exists()]
     for e in tables[:: 1 if request.param == 1.0 else 2]:
         if e.configurations("big-gpu"):
             invent(e, cpu, request.param)
@@ -76,5 +76,5 @@ def test_every_cell_that_shows_records_runs_and_no_ratio_has_two_machines(invent
                 if isinstance(node, DEFINES) or names_a_constant(node):
                     with contextlib.suppress(NameError):
                         exec(compile(ast.Module([node], []), f"{file.name}:{number}", "exec"), space)
-    of_one = [recorded(e).rows for e in experiments.select([])]
+    of_one = [recorded(e).rows for e in chapters.select([])]
     assert all(rows["gpu"].nunique() <= 1 for rows in of_one if len(rows))

@@ -1,0 +1,1 @@
+"""Chapter 0's tables, a file each."""
