@@ -20,7 +20,7 @@ CHAPTERS = ("summary", "amp", "batching", "profiling", "swiglu", "rush", "pipeli
 # table -> those that its claims read beside it
 BESIDE = {
     "swiglu/peers": ("swiglu/ceilings",),
-    "rush/ladder": ("rush/pairs", "rush/loading", "rush/peers", "rush/allocator"),
+    "rush/ladder": ("swiglu/ceilings", "rush/pairs", "rush/loading", "rush/peers", "rush/allocator"),
 }
 
 

@@ -12,9 +12,9 @@ from ..lab.estimate import EFFECT, NONE, UNDECIDED
 from ..lab.records.experiment import Experiment
 from ..lab.records.results import Named, recorded
 from ..lab.records.values import PERCENT, TIMES, Number, cost, derived, judged, lacking, of_class, over_runs, speedup
+from ..rush.rates import recorded_rates
 from ..training.stages import COMPILED, STAGES
 from . import compilers, profiling, rush
-from .rush.rungs import ONEDNN
 
 NOTHING = "–"  # in a table
 SAME = 0.1  # two measurements apart of the same differ by up to that
@@ -262,18 +262,10 @@ def not_measured(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["table", "rows", "reason"])
 
 
-def roofline(ceilings: pd.DataFrame, layers: pd.DataFrame, ladder: pd.DataFrame) -> SimpleNamespace:
-    """The machine's limits, and those layers of chapter 3's models that compute matrix products, by FLOP per byte.
-
-    Of fp32 products there are two: by torch's default library, and by the one that the ladder found faster.
-    """
+def roofline(ceilings: pd.DataFrame, layers: pd.DataFrame) -> SimpleNamespace:
+    """The machine's limits, and those layers of chapter 3's models that compute matrix products, by FLOP per byte."""
     bandwidth = ceilings["gb_per_s"].max()
-    peaks = ceilings.dropna(subset="tflops").groupby("dtype")["tflops"].max()
-    by_library = ladder.loc[ladder["step"] == ONEDNN, "product_tflops"].max()
-    if by_library == by_library:
-        peaks = peaks.rename({"float32": "float32 by MKL"})
-        peaks["float32 by oneDNN"] = by_library
-    peaks = peaks.sort_values()
+    peaks = pd.Series(recorded_rates(ceilings)).sort_values()
     apart = (peaks.pct_change() > SAME).cumsum()  # types of nearly one rate share a line
     peaks = pd.Series({" and ".join(of.index): of.max() for _, of in peaks.groupby(apart)})
     points = layers[(layers["total_ms"] > 0) & (layers["gflop"] > 0)]

@@ -9,6 +9,7 @@ from ..experiments.swiglu import GRADIENTS, derived_costs
 from ..experiments.swiglu.layer_variants import BUDGET, OURS, SAVES
 from ..lab.memory import GIB
 from ..lab.records.values import PERCENT, TIMES, Number, derived, lacking, mean_of, number, of_rounds, over, pick
+from ..rush.rates import recorded_rates
 
 NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 HALF = ("bfloat16", "float16")
@@ -118,7 +119,7 @@ def growth(rows: pd.DataFrame) -> SimpleNamespace:
 
 def peers(rows: pd.DataFrame, ceilings: pd.DataFrame) -> SimpleNamespace:
     """One layer by each variant against the bound of its matrix products, and the levels' ratios."""
-    rates = ceilings.groupby("dtype")["tflops"].max()
+    rates = recorded_rates(ceilings)
     known = {name: derived_costs.derived(name, WIDTH, INTERMEDIATE, 2) for name in rows["variant"].unique()}
     products = rows["variant"].map({name: cost.products if cost else 9 for name, cost in known.items()})
     tokens = rows["batch"] * rows["seq_len"]

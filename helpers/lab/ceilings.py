@@ -1,12 +1,17 @@
 """This machine's upper limits, measured: the rate of a large matrix product and the bandwidth of a large copy.
 
 The data are random: a GPU multiplies zeros faster. And what a GPU's clock and power are while it works (`UnderLoad`).
+
+One rate of products is the one that all is compared with, `product_rate`: the median after the card has had a second to
+get warm. A GPU lowers its clock within milliseconds when it reaches its power limit, so the first products of an idle
+one are up to a sixth faster than any training can be: that rate is the 20th percentile of a short measurement.
 """
 
 import contextlib
 import functools
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -14,6 +19,9 @@ import torch
 from .machine import device, device_class
 from .precision import fp32_products
 from .timing import Timing, bench
+
+LARGE = {"cpu": 2048, "gpu": 4096, "big-gpu": 8192}  # a product's size
+SETTLING_S = 1.0
 
 
 def matmul(size: int, dtype: torch.dtype, **repetitions: Any) -> tuple[Timing, float]:
@@ -30,6 +38,50 @@ def matmul(size: int, dtype: torch.dtype, **repetitions: Any) -> tuple[Timing, f
         out = torch.empty_like(left)
         timing = bench(lambda: torch.mm(left, right, out=out), **repetitions)
     return timing, 2 * size**3 / timing.median_ms / 1e9
+
+
+@dataclass(frozen=True)
+class ProductRate:
+    """A rate of large matrix products in one type, in TFLOP/s: the median, and the card's clock and power meanwhile
+    (None on a CPU)."""
+
+    library: str
+    tflops: float
+    timing: Timing
+    clock_mhz: int | None = None
+    power_w: float | None = None
+
+    @property
+    def p20_tflops(self) -> float:
+        """What the fastest fifth of the products reach, before the card lowers its clock."""
+        return self.tflops * self.timing.median_ms / self.timing.p20_ms
+
+    def row(self) -> dict[str, Any]:
+        """The columns of a record."""
+        names = ("library", "tflops", "p20_tflops", "clock_mhz", "power_w")
+        return {f"product_{name}": getattr(self, name) for name in names}
+
+
+@functools.cache
+def product_rate(product_type: str, size: int | None = None) -> ProductRate:
+    """The rate that large products keep up, by the fastest of torch's libraries; measured once in a process.
+
+    The type is torch's name of one, or "tf32". It takes two seconds on a GPU, whose clock settles first, and on a CPU
+    as long as twenty products by each library.
+    """
+    dtype = torch.float32 if product_type == "tf32" else getattr(torch, product_type)
+    size, on_gpu = size or LARGE[device_class()], device().type == "cuda"
+    with fp32_products("high" if product_type == "tf32" else "highest"):
+        if on_gpu:
+            matmul(size, dtype, seconds=SETTLING_S)
+        with UnderLoad() as card:
+            rates = {}
+            for name, library in _libraries(dtype).items():
+                with library:
+                    timing, tflops = matmul(size, dtype, **({"seconds": SETTLING_S} if on_gpu else {}))
+                rates[name] = (tflops, timing)
+    fastest, (tflops, timing) = max(rates.items(), key=lambda rate: rate[1][0])
+    return ProductRate(fastest, tflops, timing, card.clock_mhz, card.power_w)
 
 
 def rate_beside() -> float:
@@ -70,20 +122,12 @@ def launch(number: int) -> Timing:
     return Timing(timing.median_ms / number, timing.p20_ms / number, timing.p80_ms / number, timing.n)
 
 
-def best_matmul(size: int, dtype: torch.dtype) -> tuple[str, float]:
-    """The fastest of the libraries that torch can multiply with on this device, by name, and its TFLOP/s.
+def _libraries(dtype: torch.dtype) -> Mapping[str, contextlib.AbstractContextManager]:
+    """The libraries that torch can multiply with on this device, by name, each as a context in which it does.
 
     fp32 products on a CPU are MKL's (or another BLAS's). `torch.set_float32_matmul_precision("medium")` hands them to
     oneDNN where torch has a kernel of it for this CPU. One that rounds the inputs to bf16 doesn't count.
     """
-    rates = {}
-    for name, library in _libraries(dtype).items():
-        with library:
-            rates[name] = matmul(size, dtype)[1]
-    return max(rates.items(), key=lambda rate: rate[1])
-
-
-def _libraries(dtype: torch.dtype) -> Mapping[str, contextlib.AbstractContextManager]:
     if device().type == "cuda":
         return {"hipBLAS" if torch.version.hip else "cuBLAS": contextlib.nullcontext()}
     if dtype != torch.float32:

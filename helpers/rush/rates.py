@@ -6,17 +6,19 @@ Recomputed activations don't count: MFU is about the model's operations, not the
 """
 
 import functools
-from operator import itemgetter
+from typing import Any
 
+import pandas as pd
 import torch
 
 from ..lab.cards import likely
-from ..lab.ceilings import best_matmul
-from ..lab.machine import device_class, device_name
-from ..lab.precision import fp32_products
+from ..lab.ceilings import product_rate
+from ..lab.machine import device_name
 from ..models import Llama
 from ..models.llama import preset
 from .setup import AUTOCAST, Setup
+
+FLOAT8 = "float8_e4m3fn"
 
 
 @functools.cache
@@ -35,23 +37,37 @@ def flops_per_token(model: str, sequence: int) -> int:
 
 
 @functools.cache
-def matmul_rate(precision: str = "amp-bf16") -> tuple[str, float]:
-    """The library whose large matrix products are the fastest in the type that a setup multiplies in, and its rate.
+def float8_share(model: str, sequence: int) -> float:
+    """The share of a token's FLOPs that a float8 setup multiplies in float8: the blocks' linear layers."""
+    with torch.device("meta"):
+        layers = Llama.from_name(model).layers
+    linear = sum(weight.numel() for weight in layers.parameters() if weight.dim() == 2)
+    return 6 * linear / flops_per_token(model, sequence)
 
-    The rate is in operations a second.
-    """
+
+def product_type(precision: str) -> str:
+    """The type that a setup of this precision multiplies in, as `swiglu/ceilings` names it."""
+    if precision == "tf32":
+        return precision
     dtype = AUTOCAST.get(precision, torch.bfloat16 if precision == "bf16" else torch.float32)
-    size = {"cpu": 2048, "gpu": 4096, "big-gpu": 8192}[device_class()]
-    with fp32_products("high" if precision == "tf32" else "highest"):
-        medians = [best_matmul(size, dtype) for _ in range(3)]
-    library, tflops = max(medians, key=itemgetter(1))  # a limit
-    return library, tflops * 1e12
+    return str(dtype).removeprefix("torch.")
 
 
-def shares(setup: Setup, tokens_per_s: float) -> dict[str, float | str | None]:
-    """`mfu` against the vendor's bf16 peak, and `matmul_share` against the measured product in the type computed in."""
-    rate = flops_per_token(setup.model, setup.sequence) * tokens_per_s
-    card = likely(device_name())
-    library, product = matmul_rate(setup.precision)
-    matmul = {"product_library": library, "product_tflops": product / 1e12, "matmul_share": rate / product}
-    return {"mfu": rate / (1e12 * card.bf16_tflops) if card else None, **matmul}
+def recorded_rates(ceilings: pd.DataFrame) -> dict[str, float]:
+    """TFLOP/s of products of each type, as recorded ceilings have them: the best of their sizes and libraries."""
+    return ceilings.dropna(subset="tflops").groupby("dtype")["tflops"].max().to_dict()
+
+
+def matmul_share(flops_per_s: float, tflops: float, float8_tflops: float = 0.0, float8: float = 0.0) -> float:
+    """The time that a step's products take at their types' rates, as a share of the step."""
+    return flops_per_s / 1e12 * ((1 - float8) / tflops + (float8 / float8_tflops if float8 else 0.0))
+
+
+def shares(setup: Setup, tokens_per_s: float) -> dict[str, Any]:
+    """`mfu` against the vendor's bf16 peak, and `matmul_share` against what products of its own type sustain here."""
+    flops_per_s = flops_per_token(setup.model, setup.sequence) * tokens_per_s
+    card, product = likely(device_name()), product_rate(product_type(setup.precision))
+    float8 = float8_share(setup.model, setup.sequence) if setup.float8 != "none" else 0.0
+    float8_tflops = product_rate(FLOAT8).tflops if float8 else 0.0
+    share = matmul_share(flops_per_s, product.tflops, float8_tflops, float8)
+    return {"mfu": flops_per_s / (1e12 * card.bf16_tflops) if card else None, **product.row(), "matmul_share": share}

@@ -5,6 +5,7 @@ import pytest
 
 from helpers.claims import rush
 from helpers.claims.rush import planned
+from helpers.claims.rush import rungs as rush_rungs
 from helpers.experiments.rush.steps import BEFORE_BATCHES
 from helpers.rush.setup import START
 
@@ -15,7 +16,7 @@ RATES = {START: 100.0, ONEDNN: 120.0, "mixed precision": 150.0, "fused AdamW": 4
 def rungs(rates=RATES, **others):
     """A row for each rung; fp32's product rate is 0.2 TFLOP/s, bf16's grows from rung to rung."""
     row = {"model": "tiny", "sequence": 64, "text": "text", "preset": "cpu", "step_ms": 1.0, "p20_ms": 1.0}
-    row |= {"p80_ms": 1.0, "peak_gib": 1.0, "loss": 7.0, "compile_s": None} | others
+    row |= {"p80_ms": 1.0, "peak_gib": 1.0, "loss": 7.0, "compile_s": None, "mfu": None, "matmul_share": 0.5} | others
     rates_of = {step: 0.2 if step in (START, ONEDNN) else 0.5 + n / 10 for n, step in enumerate(rates)}
     rows = [row | {"step": s, "tokens_per_s": r, "product_tflops": rates_of[s]} for s, r in rates.items()]
     return pd.DataFrame(rows)
@@ -35,6 +36,20 @@ def test_a_rung_gains_over_its_baseline_and_the_start():
     assert named.without.none == "none"
 
 
+def test_each_rung_is_compared_with_the_rate_of_products_in_its_own_type():
+    """As recorded on an H200: the plain loop is bound by its fp32 products, which is why TF32 brings most."""
+    tokens_per_s = {START: 4904.73, "TF32": 14479.1, "batch 8": 67480.5, "float8": 74813.4}
+    rows = rungs(tokens_per_s, model="llama-3.2-1b", sequence=2048, preset="big-gpu")
+    rates = {"float32": 51.3, "tf32": 352.4, "bfloat16": 680.2, "float8_e4m3fn": 1309.5}
+    ceilings = pd.DataFrame([{"dtype": name, "size": 8192, "tflops": rate} for name, rate in rates.items()])
+    named = rush.ladder(rows, ceilings)
+    assert f"{named.start_share}" == "79%"
+    shares = pd.concat([named.rungs.set_index("rung")["share of matmul rate"]])
+    assert shares["TF32"] == pytest.approx(0.338, abs=1e-3) and shares["batch 8"] == pytest.approx(0.815, abs=1e-3)
+    in_bf16_alone = 74813.4 / 67480.5 * shares["batch 8"]
+    assert 0.5 < rush_rungs._shares(rows, rates)[3] < in_bf16_alone  # only the blocks' products are in float8
+
+
 def test_a_trial_of_two_rungs_goes_before_their_rows_and_says_which_are_undecided():
     trial = {"ratio": 0.5, "low": 0.4, "high": 0.7, "pairs": 9, "median_ms": 20.0}
     trials = pd.DataFrame(
@@ -44,18 +59,18 @@ def test_a_trial_of_two_rungs_goes_before_their_rows_and_says_which_are_undecide
             {"baseline": START, "rung": "fused AdamW"} | trial,
         ]
     )
-    named = rush.ladder(rungs(), trials)
+    named = rush.ladder(rungs(), None, trials)
     assert f"{named.gains[ONEDNN]}" == f"{named.total}" == "2.00× (1.43 to 2.50, 9 pairs)"
     assert f"{named.rung.mixed}" == "1.25× (unpaired)"
     assert named.without.undecided.startswith("fused AdamW ≤ ")
-    assert rush.ladder(rungs({**RATES, "batch 2": 900.0}), trials).best.rung == "fused AdamW"
+    assert rush.ladder(rungs({**RATES, "batch 2": 900.0}), None, trials).best.rung == "fused AdamW"
 
 
 def test_a_gpus_ladder_has_its_pairs_in_its_rows_and_the_whole_gain_in_another_table():
     pair = {"ratio": 0.5, "low": 0.4, "high": 0.7, "pairs": 16}
     rows = rungs({START: 100.0, "TF32": 150.0, "batch 8": 450.0}, preset="big-gpu")
     rows = pd.concat([rows.iloc[:2], rows.iloc[2:].assign(baseline="batch 4", **pair)])
-    named = rush.ladder(rows, pd.DataFrame([pair | {"baseline": START, "rung": "batch 8", "median_ms": 2.0}]))
+    named = rush.ladder(rows, None, pd.DataFrame([pair | {"baseline": START, "rung": "batch 8", "median_ms": 2.0}]))
     assert f"{named.gains['batch 8']}" == f"{named.total}" == "2.00× (1.43 to 2.50, 16 pairs)"
     assert f"{named.gains['TF32']}" == "1.50× (unpaired)"
     assert f"{named.best.rate}" == "338 tokens/s (225 to 450)"
@@ -67,7 +82,7 @@ def test_the_share_that_is_reached_is_the_median_of_all_timings_of_the_setup():
     )
     loading = pd.DataFrame({"wait_ms": [1.0], "step_ms": [40.0]})
     peers = pd.DataFrame({"ours_loss": [7.0], "baseline_ms": [10.0]})
-    named = rush.ladder(rungs(step_ms=64.0), trials.assign(median_ms=20.0), loading, peers)
+    named = rush.ladder(rungs(step_ms=64.0), None, trials.assign(median_ms=20.0), loading, peers)
     assert float(named.best.timings) == 4
     assert f"{named.best.rate}" == "1,080 tokens/s (450 to 2,880)"
     assert float(named.best.causal) < float(named.best.share)
@@ -103,7 +118,19 @@ def test_shares_are_of_the_best_product_rate_in_the_rungs_type():
 
 
 def test_batches_of_the_ladder_and_beyond_are_in_one_table():
-    more = pd.DataFrame([{"batch": 4, "tokens_per_s": 600.0, "step_ms": 1, "p20_ms": 1, "p80_ms": 1, "peak_gib": 2}])
+    more = pd.DataFrame(
+        [
+            {
+                "batch": 4,
+                "tokens_per_s": 600.0,
+                "step_ms": 1,
+                "p20_ms": 1,
+                "p80_ms": 1,
+                "peak_gib": 2,
+                "matmul_share": 0.6,
+            }
+        ]
+    )
     named = rush.batch(more, rungs({**RATES, BEFORE_BATCHES["cpu"]: 480.0, "batch 2": 500.0}))
     assert named.sizes["batch"].tolist() == [1, 2, 4]
     assert named.sizes["tokens_per_s"].tolist() == [480, 500, 600]

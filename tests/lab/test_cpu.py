@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from helpers.lab import ceilings, cpu, in_fresh_process, keep_pages
+from helpers.lab.timing import Timing
 
 
 def new_pages(kept: bool) -> tuple[str, int]:
@@ -54,11 +55,14 @@ def test_a_bare_name_gets_its_generation(facts, model, monkeypatch):
 
 def test_the_best_rate_is_named_and_the_precision_restored(monkeypatch):
     rates = {"highest": 0.2, "medium": 0.4}
-    monkeypatch.setattr(ceilings, "matmul", lambda *_: (None, rates[torch.get_float32_matmul_precision()]))
+    timing = Timing(1.0, 0.8, 1.0, 1)
+    monkeypatch.setattr(ceilings, "matmul", lambda *_: (timing, rates[torch.get_float32_matmul_precision()]))
+    measured = ceilings.product_rate.__wrapped__
     monkeypatch.setattr(ceilings, "medium_is_fp32", lambda: True)
-    assert ceilings.best_matmul(8, torch.float32) == ('oneDNN ("medium")', 0.4)
+    assert (measured("float32").library, measured("float32").tflops) == ('oneDNN ("medium")', 0.4)
+    assert measured("float32").p20_tflops == pytest.approx(0.5)
     monkeypatch.setattr(ceilings, "medium_is_fp32", lambda: False)
-    assert ceilings.best_matmul(8, torch.float32)[1] == 0.2
+    assert measured("float32").tflops == 0.2
     assert torch.get_float32_matmul_precision() == "highest"
 
 

@@ -15,7 +15,9 @@ from helpers.experiments.amp.overheads import operations
 from helpers.experiments.rush import transformers_llama as peers
 from helpers.lab import peak_memory
 from helpers.lab.cards import likely
+from helpers.lab.ceilings import ProductRate
 from helpers.lab.machine import installed, missing_because
+from helpers.lab.timing import Timing
 from helpers.rush import Setup, Trainer, climb, measurement, run, trainer
 from helpers.rush.measurement import fixed_tokens, text_tokens
 from helpers.rush.rates import flops_per_token, parameters, shares
@@ -24,7 +26,8 @@ from helpers.rush.setup import LADDERS
 CPU = torch.device("cpu")
 TINY = Setup(model="tiny", sequence=16)
 TIMES = ["tokens_per_s", "step_ms", "p20_ms", "p80_ms", "n"]
-ROW = [*TIMES, "peak_gib", "mfu", "product_library", "product_tflops", "matmul_share", "compile_s", "loss", "text"]
+PRODUCT = [f"product_{name}" for name in ("library", "tflops", "p20_tflops", "clock_mhz", "power_w")]
+ROW = [*TIMES, "peak_gib", "mfu", *PRODUCT, "matmul_share", "compile_s", "loss", "text"]
 
 
 def tiny(**changes):
@@ -188,10 +191,13 @@ def test_a_card_is_found_by_the_words_of_a_devices_name(device, card):
 
 def test_mfu_is_against_the_vendors_peak(monkeypatch):
     monkeypatch.setattr("helpers.rush.rates.device_name", lambda: "NVIDIA H200")
-    monkeypatch.setattr("helpers.rush.rates.matmul_rate", lambda precision: ("BLAS", 780e12))
+    rate = {"bfloat16": 780.0, "float8_e4m3fn": 1400.0}
+    monkeypatch.setattr("helpers.rush.rates.product_rate", lambda of: ProductRate("BLAS", rate[of], Timing(1, 1, 1, 1)))
     actual = shares(Setup(precision="bf16"), 72_200)
     assert actual["mfu"] == pytest.approx(0.600, abs=1e-3)
     assert actual["matmul_share"] == pytest.approx(actual["mfu"] * 989 / 780)
+    in_float8 = shares(Setup(precision="bf16", float8="tensorwise"), 72_200)
+    assert actual["matmul_share"] * 780 / 1400 < in_float8["matmul_share"] < actual["matmul_share"]
     monkeypatch.setattr("helpers.rush.rates.device_name", lambda: "CPU of some kind")
     assert shares(Setup(precision="bf16"), 72_200)["mfu"] is None
 

@@ -10,29 +10,32 @@ from ...experiments.rush.steps import BEFORE_BATCHES, BEST
 from ...lab.estimate import LUCK, NONE, UNDECIDED
 from ...lab.records.values import PERCENT, TIMES, Number, cost, derived, in_unit, lacking, of_class, over, pick, speedup
 from ...rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS
-from ...rush.rates import flops_per_token, parameters
-from ...rush.setup import LADDERS, START, stands_on
+from ...rush.rates import FLOAT8, float8_share, flops_per_token, matmul_share, parameters, product_type, recorded_rates
+from ...rush.setup import LADDERS, START, Setup, climb, stands_on
 
 MIXED, ONEDNN = "mixed precision", "fp32 products by oneDNN"
-IN_FP32 = (START, "TF32", ONEDNN)  # rungs whose products are of fp32 numbers
+TINY = "tiny"
 NAMED = {"fp32": ONEDNN, "tf32": "TF32", "mixed": MIXED, "flash": "FlashAttention", "compiled": "compile"}
 NAMED |= {"adamw": "fused AdamW"}
 PAGES = (START, BEST["cpu"])
-KEPT = ["rung", "gain", "tokens/s", "step_ms", "matmul_share", "product_tflops", "peak_gib", "loss"]
+KEPT = ["rung", "gain", "tokens/s", "step_ms", "mfu", "matmul_share", "product_tflops", "peak_gib", "loss"]
 LEFT = ["rung", "baseline", "gain", "compile_s", "peak_gib", "loss"]
-HEADS = {"gain": "speedup", "matmul_share": "share of matmul rate", "product_tflops": "matmul, TFLOP/s"}
+HEADS = {"gain": "speedup", "mfu": "MFU", "matmul_share": "share of matmul rate", "product_tflops": "matmul, TFLOP/s"}
 
 
-def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.DataFrame) -> SimpleNamespace:
-    """Each rung against its baseline, by `trials` where there are any, and against matrix products alone.
+def ladder(
+    rows: pd.DataFrame, ceilings: pd.DataFrame | None = None, trials: pd.DataFrame | None = None, *timed: pd.DataFrame
+) -> SimpleNamespace:
+    """Each rung against its baseline, by `trials` where there are any, and against matrix products of its own type.
 
+    Their rates are those of the recorded `ceilings`, which all else is compared with, too.
     `best` is what the best rung reaches in all timings of its setup, also in those `timed` beside it (loading, peers,
     allocator); `rung` has the gains of some rungs by name.
     """
     kind, first = kind_of(rows), rows.iloc[0]
     _, left = LADDERS[kind]
     trials = _trials(rows, trials)
-    measured = _rungs(rows, trials)
+    measured = _rungs(rows, trials, _rates(rows, ceilings))
     rungs, others = measured[~measured["rung"].isin(left)], measured[measured["rung"].isin(left)]
     best = _best(rungs, trials)
     gains = dict(zip(measured["rung"], measured["gain"], strict=True))
@@ -150,18 +153,38 @@ def kind_of(rows: pd.DataFrame) -> str:
     return "cpu" if rows["preset"].iloc[0] == "cpu" else "cuda"
 
 
-def _limits(rows: pd.DataFrame) -> pd.Series:
-    """Tokens/s at the highest product rate that any rung measured in the type that a rung multiplies in."""
-    in_fp32 = rows["step"].isin(IN_FP32)
-    flops = flops_per_token(rows["model"].iloc[0], int(rows["sequence"].iloc[0]))
-    return 1e12 * rows["product_tflops"].groupby(in_fp32).transform("max") / flops
+def _type(rung: str, kind: str) -> str:
+    """The type that a rung multiplies in."""
+    return product_type(climb(Setup(model=TINY), kind)[rung].precision)
 
 
-def _rungs(rows: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
+def _rates(rows: pd.DataFrame, ceilings: pd.DataFrame | None) -> dict[str, float]:
+    """TFLOP/s of products by type: the recorded ceilings, else the best that a rung measured in its type."""
+    if ceilings is not None and len(ceilings):
+        return recorded_rates(ceilings)
+    types = rows["step"].map(lambda rung: _type(rung, kind_of(rows)))
+    return rows.groupby(types)["product_tflops"].max().to_dict()
+
+
+def _shares(rows: pd.DataFrame, rates: dict[str, float]) -> list[float]:
+    """Each rung's share of the rate of products in its own type, its float8 products by float8's."""
+    model, sequence, kind = rows["model"].iloc[0], int(rows["sequence"].iloc[0]), kind_of(rows)
+    flops, setups = flops_per_token(model, sequence), climb(Setup(model=model, sequence=sequence), kind)
+    shares = []
+    for rung, tokens_per_s in zip(rows["step"], rows["tokens_per_s"], strict=True):
+        float8 = float8_share(model, sequence) if setups[rung].float8 != "none" and FLOAT8 in rates else 0.0
+        tflops = rates[_type(rung, kind)]
+        shares.append(matmul_share(flops * tokens_per_s, tflops, rates.get(FLOAT8, 0.0), float8))
+    return shares
+
+
+def _rungs(rows: pd.DataFrame, trials: pd.DataFrame, rates: dict[str, float]) -> pd.DataFrame:
     """The measured rungs in the ladder's order, each with its baseline and its speedup over that."""
     kind = kind_of(rows)
     order = [name for name in (START, *LADDERS[kind][0]) if name in set(rows["step"])]
-    rungs = rows.assign(matmul_share=rows["tokens_per_s"] / _limits(rows)).set_index("step", drop=False).loc[order]
+    tflops = [rates[_type(rung, kind)] for rung in rows["step"]]
+    rungs = rows.assign(matmul_share=_shares(rows, rates), product_tflops=tflops)
+    rungs = rungs.set_index("step", drop=False).loc[order]
     rungs = rungs.rename(columns={"step": "rung", "tokens_per_s": "tokens/s"}).reset_index(drop=True)
     rungs["baseline"] = [None if name == START else stands_on(name, kind) for name in order]
     return rungs.assign(gain=[_speedup(rows, trials, n, b) for n, b in zip(order, rungs["baseline"], strict=True)])
@@ -193,6 +216,6 @@ def batch(rows: pd.DataFrame, ladder: pd.DataFrame) -> SimpleNamespace:
     before = BEFORE_BATCHES[kind_of(ladder)]
     sizes = ladder["step"].str.extract(r"^batch (\d+)$")[0].astype(float).where(ladder["step"] != before, 1)
     sized = pd.concat([ladder.assign(batch=sizes).dropna(subset="batch"), rows]).sort_values("batch")
-    sized = sized.assign(batch=sized["batch"].astype(int), share=sized["tokens_per_s"] / _limits(ladder).max())
+    sized = sized.assign(batch=sized["batch"].astype(int), share=sized["matmul_share"])
     names = ["batch", "tokens_per_s", "step_ms", "p20_ms", "p80_ms", "share", "peak_gib"]
     return SimpleNamespace(sizes=sized[names].rename(columns={"share": "share of matmul rate"}), setup=before)

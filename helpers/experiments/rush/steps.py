@@ -39,7 +39,8 @@ HEADLINES = (
     "float8",
 )
 SPREAD = "p20_ms p80_ms n"
-RUN = f"tokens_per_s step_ms {SPREAD} peak_gib mfu? product_library? product_tflops matmul_share compile_s? loss text"
+PRODUCT = "product_library? product_tflops product_p20_tflops? product_clock_mhz? product_power_w?"
+RUN = f"tokens_per_s step_ms {SPREAD} peak_gib mfu? {PRODUCT} matmul_share compile_s? loss text"
 RUN_PAIRED = RUN + " baseline? baseline_ms? unpaired?"
 PEERS = f"median_ms {SPREAD} baseline baseline_ms ratio text step_gib ours_step_gib loss ours_loss"
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ...lab import Worth, compare, device, experiment, half_dtype, multiplies_half, peak_memory, phases
-from ...lab.ceilings import copy, launch, matmul, to_device
+from ...lab.ceilings import copy, launch, product_rate, to_device
 from ...lab.machine import missing_because
-from ...lab.precision import fp32_products
 from ...lab.records import STATUS, Row
 from ...lab.records.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
 from ...lab.timing import Timing, relative_error
@@ -56,15 +55,16 @@ def _missing(dtype: str, **_: object) -> str:
     gpu=_limits(IN_PRODUCTS, [2048, 4096], [1024]) + BY_HOST,
     big_gpu=_limits(IN_PRODUCTS, [4096, 8192], [4096]) + BY_HOST,
     missing=_missing,
-    columns=(*TIMES, "tflops?", "gb_per_s?"),
+    version=2,
+    columns=(*TIMES, "tflops?", "p20_tflops?", "library?", "gb_per_s?"),
     worth=Worth(20, "the limits that results are compared with", cpu=2.2, gpu=2, big_gpu=0.8),
 )
 def ceilings(ceiling: str, dtype: str, size: int) -> Row:
     """The limits of this machine: products of size × size, copies of `size` MiB, a launch among `size` of them."""
     if ceiling == "matmul":
-        with fp32_products("high" if dtype == TF32 else "highest"):
-            timing, rate = matmul(size, torch.float32 if dtype == TF32 else getattr(torch, dtype))
-        return timing.row() | {"tflops": rate}
+        product = product_rate(dtype, size)
+        tflops = {"tflops": product.tflops, "p20_tflops": product.p20_tflops, "library": product.library}
+        return product.timing.row() | tflops
     if ceiling == LAUNCH:
         return launch(size).row()
     timing, rate = copy(size) if ceiling == "copy" else to_device(size, pinned=ceiling == PINNED)
