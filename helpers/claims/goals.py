@@ -82,6 +82,7 @@ GOALS = (
     Goal("swiglu/peers", "level2_stored", "saved bytes of level 2 against plain", at_most=0.55),
     Goal("rush/ladder", "best.share", "share of the matmul throughput, attention counted in full", at_least=0.65),
     Goal("rush/peers", "over_compiled", "speedup over compiled transformers", at_least=1.3),
+    Goal("rush/peers", "alike_liger", "speedup over transformers with Liger and compile, same features", at_least=1.0),
     Goal("rush/peers", "speedup", "speedup over the fastest of three setups of transformers", at_least=1.3),
     Goal("pipelines/formats", "largest_shards", "cold tar or TFRecord reads in order over small files", at_least=3),
     Goal("pipelines/formats", "largest_mapped", "cold mapped-file reads in order over small files", at_least=3),

@@ -45,8 +45,9 @@ def run(
 
     The first `loss_steps` steps, on fixed tokens, give the loss and warm up. Then `steps` steps on other text are
     timed, the copy of the tokens included; if they would take more than 6 s, fewer are, but at least 3 (`n`). A CPU
-    computes as it is called: there steps after the second count. With a `baseline`, on a GPU, the steps that are timed
-    are those of so many seconds of turns with it (`in_turns`), and the ratio is in the row; or `unpaired` says why not.
+    computes as it is called: there steps after the second count. With a `baseline`, so many seconds of turns with it
+    follow (`in_turns`), whose steps are those that are timed on a GPU, and the ratio is in the row; or `unpaired` says
+    why not. On a CPU both have this process's allocator.
     `compile_s` is the excess of the first step over a timed one. The peak counts what is allocated from the trainer's
     construction on, over all steps but the first, as compiling and tuning take memory too.
     """
@@ -68,7 +69,7 @@ def run(
     if peak_gib is not None:
         _peaks[setup] = peak_gib
         counted, pair = _beside(baseline, setup, step, seconds) if baseline else ([], {})
-    if "ratio" not in pair:
+    if on_cpu or "ratio" not in pair:
         affordable = min(steps - len(counted), max(int(LONGEST_S / min(took_s)), LEAST - len(counted)))
         timed = [next(batches) for _ in range(max(affordable, 0))]
         if not counted:
@@ -77,10 +78,13 @@ def run(
         counted = counted + each(timed, step)
     timing = Timing.of(counted)
     tokens_per_s = setup.batch * setup.sequence / timing.median_ms * 1e3
+    if on_cpu:
+        peak_gib = peak_memory(lambda: step(next(batches))).peak_gib
+        _, pair = in_turns(baseline, setup, seconds, step) if baseline else ([], {})
     return {
         "tokens_per_s": tokens_per_s,
         **spread(timing),
-        "peak_gib": peak_memory(lambda: step(next(batches))).peak_gib if on_cpu else peak_gib,
+        "peak_gib": peak_gib,
         **shares(setup, tokens_per_s),
         "compile_s": max(took_s[0] - timing.median_ms / 1e3, 0.0) if setup.compile != "none" else None,
         "loss": statistics.fmean(curve[-SEQUENCES:]),  # over the last pass through the fixed sequences

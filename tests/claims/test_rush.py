@@ -7,6 +7,7 @@ from helpers.claims import rush
 from helpers.claims.rush import planned
 from helpers.claims.rush import rungs as rush_rungs
 from helpers.experiments.rush.steps import BEFORE_BATCHES
+from helpers.experiments.rush.transformers_llama import ALIKE
 from helpers.rush.setup import START
 
 ONEDNN = "fp32 products by oneDNN"
@@ -136,14 +137,15 @@ def test_batches_of_the_ladder_and_beyond_are_in_one_table():
     assert named.sizes["tokens_per_s"].tolist() == [480, 500, 600]
 
 
-def test_full_checkpointing_is_compared_at_the_longest_length_that_most_kinds_fit():
-    sizes = {("none", 512): 4.0, ("full", 512): 2.0, ("none", 2048): 8.0, ("full", 2048): 4.0, ("full", 8192): 9.0}
-    rows = [{"checkpointing": k, "sequence": n, "tokens_per_s": 10 * g, "peak_gib": g} for (k, n), g in sizes.items()]
-    named = rush.checkpointing(pd.DataFrame(rows))
-    assert (named.length, f"{named.memory}") == (2048, "50%")
-    assert named.lengths["tokens/s at 8192"].isna().tolist() == [True, False]
-    rows[3] |= {"baseline": "none", "ratio": 1.25, "low": 1.2, "high": 1.3, "pairs": 16}
-    assert f"{rush.checkpointing(pd.DataFrame(rows)).speed}" == "80% (77 to 83, 16 pairs)"
+def test_peers_with_equal_features_have_a_number_of_their_own():
+    row = {"step_gib": 1.0, "ours_step_gib": 1.0, "loss": 7.0, "ours_loss": 7.0, "low": 1.0, "high": 1.3, "pairs": 8}
+    names = ["transformers", "transformers, liger-kernel, fused AdamW, compile" + ALIKE]
+    rows = pd.DataFrame(
+        [row | {"variant": name, "ratio": ratio} for name, ratio in zip(names, (1.5, 1.1), strict=True)]
+    )
+    named = rush.peers(rows)
+    assert (named.fastest, f"{named.alike_liger:brief}") == ("transformers", "1.10×")
+    assert not named.alike.measured
 
 
 def test_the_fastest_peer_is_quoted_with_the_interval_that_its_row_has():

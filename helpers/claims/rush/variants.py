@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...lab.records.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, paired, pick, speedup
-from .rungs import in_pairs
+from ...experiments.rush.transformers_llama import ALIKE
+from ...lab.records.values import PERCENT, TIMES, Number, derived, lacking, paired
 
 KINDS = {"kind": {"layer": "LayerNorm", "rms": "RMSNorm"}}
+COMPILED_ALIKE = f"transformers, fused AdamW, compile{ALIKE}"
+LIGER_ALIKE = f"transformers, liger-kernel, fused AdamW, compile{ALIKE}"
 UNFUSED = " A fused AdamW without compilation, which may save a few percent, wasn't measured."
 
 
@@ -18,27 +20,6 @@ def loading(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(steps=_varied(rows[names], ["pinned"]), waits=Number(waits.max(), PERCENT))
 
 
-def checkpointing(rows: pd.DataFrame) -> SimpleNamespace:
-    """Speed and memory by sequence length, and what full checkpointing costs at the longest that most kinds fit."""
-    wide = rows.pivot(index="checkpointing", columns="sequence", values=["tokens_per_s", "peak_gib"])
-    wide = wide.reindex(dict.fromkeys(rows["checkpointing"]))
-    heads = {"tokens_per_s": "tokens/s", "peak_gib": "peak, GiB"}
-    wide.columns = [f"{heads[name]} at {length}" for name, length in wide.columns]
-    kinds = rows.groupby("sequence")["checkpointing"].nunique()
-    length = int(kinds[kinds == kinds.max()].index.max())
-    full, none = (
-        {name: pick(rows, name, sequence=length, checkpointing=kind) for name in heads} for kind in ("full", "none")
-    )
-    pairs = in_pairs(rows[(rows["sequence"] == length) & (rows["checkpointing"] == "full")])
-    speed = speedup(pairs.iloc[0]) if len(pairs) else over(full["tokens_per_s"], none["tokens_per_s"])
-    return SimpleNamespace(
-        lengths=wide.reset_index(),
-        length=length,
-        memory=in_unit(over(full["peak_gib"], none["peak_gib"]), PERCENT, 0),
-        speed=in_unit(speed, PERCENT, 0),
-    )
-
-
 def peers(rows: pd.DataFrame) -> SimpleNamespace:
     """transformers' step against ours, trained in turn in one process."""
     names = ["variant", "speedup", "step_gib", "ours_step_gib", "loss", "ours_loss"]
@@ -46,6 +27,8 @@ def peers(rows: pd.DataFrame) -> SimpleNamespace:
     rows = rows.assign(speedup=[paired(row) for row in rows.to_dict("records")])
     rows.loc[rows["ours_step_gib"] == 0, "ours_step_gib"] = None  # of a graph's replay, which adds no memory
     shown = rows.assign(speedup=rows["speedup"].map(str))
+    every, rows = rows, rows[~rows["variant"].str.endswith(ALIKE)]
+    alike = dict(zip(every["variant"], every["speedup"], strict=True))
     fastest = rows.loc[rows["ratio"].idxmin()]
     compiled = rows[rows["variant"].str.contains("compile")].sort_values("ratio")["speedup"]
     return SimpleNamespace(
@@ -53,6 +36,8 @@ def peers(rows: pd.DataFrame) -> SimpleNamespace:
         count=derived(len(rows), "counted", "", 0),
         fastest=fastest["variant"],
         over_compiled=next(iter(compiled), lacking("a compiled variant", TIMES)),
+        alike=alike.get(COMPILED_ALIKE, lacking("compiled transformers with equal features", TIMES)),
+        alike_liger=alike.get(LIGER_ALIKE, lacking("liger-kernel and compile with equal features", TIMES)),
         speedup=fastest["speedup"],
         loss=Number(fastest["loss"], decimals=3),
         ours_loss=Number(fastest["ours_loss"], decimals=3),

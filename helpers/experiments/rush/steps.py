@@ -45,24 +45,24 @@ RUN_PAIRED = RUN + " baseline? baseline_ms? unpaired?"
 PEERS = f"median_ms {SPREAD} baseline baseline_ms ratio text step_gib ours_step_gib loss ours_loss"
 
 
-def _apart(setup: Setup, fn: Callable[..., Row], *arguments, **options) -> Row:
+def apart(setup: Setup, fn: Callable[..., Row], *arguments, **options) -> Row:
     """`fn(…)`; on a CPU in a fresh process, with the setup's allocator."""
     if device().type == "cuda" or setup.model == TINY:
         return fn(*arguments, **options)
     return in_fresh_process(fn, *arguments, environment=setup.environment, **options)
 
 
-def _run(setup: Setup, **options: object) -> Row:
+def run_apart(setup: Setup, **options: object) -> Row:
     on_cpu = {"loss_steps": ON_CPU_LOSS_STEPS} if device().type == "cpu" else {}
-    return _apart(setup, run, setup, **(options | FEW if setup.model == TINY else on_cpu | options))
+    return apart(setup, run, setup, **(options | FEW if setup.model == TINY else on_cpu | options))
 
 
-def _beside(setup: Setup, name: str, baseline: Setup, trial_s: float, **options: object) -> Row:
+def beside(setup: Setup, name: str, baseline: Setup, trial_s: float, **options: object) -> Row:
     """A setup's row with the ratio to the baseline of this name, or to the nearest one that is possible here."""
     baseline = baseline.possible(device())
     if baseline == setup:
-        return _run(setup, **options)
-    return _run(setup, baseline=baseline, seconds=trial_s, **options) | {"baseline": name}
+        return run_apart(setup, **options)
+    return run_apart(setup, baseline=baseline, seconds=trial_s, **options) | {"baseline": name}
 
 
 def setup_of(model: str, sequence: int, step: str = "", batch: int = 0, checkpointing: str = "", **_: object) -> Setup:
@@ -109,16 +109,21 @@ def ladder(model: str, sequence: int, step: str, trial_s: float = 0.0) -> Row:
     """
     setup = setup_of(model, sequence, step)
     if not trial_s or step == START:
-        return _run(setup)
+        return run_apart(setup)
     below = stands_on(step, device().type)
-    return _beside(setup, below, setup_of(model, sequence, below), trial_s)
+    return beside(setup, below, setup_of(model, sequence, below), trial_s)
 
 
 @experiment(
     small=[SMALL | {"variant": "transformers"}],
     cpu=[
         ON_CPU | {"variant": variant}
-        for variant in ("transformers, eager attention", "transformers", "transformers, fused AdamW, compile")
+        for variant in (
+            "transformers, eager attention",
+            "transformers",
+            "transformers, fused AdamW, compile",
+            f"transformers, fused AdamW, compile{transformers_llama.ALIKE}",
+        )
     ],
     gpu=[MEDIUM | {"variant": variant} for variant in transformers_llama.VARIANTS],
     big_gpu=[FULL | {"variant": variant} for variant in transformers_llama.VARIANTS],
@@ -136,7 +141,7 @@ def peers(model: str, sequence: int, variant: str) -> Row:
     """
     setup = setup_of(model, sequence)
     setup = replace(setup, batch=min(setup.batch, 4))
-    return _apart(setup, transformers_llama.against, variant, setup)
+    return apart(setup, transformers_llama.against, variant, setup)
 
 
 @experiment(
@@ -153,7 +158,7 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     """Training steps on tokens from a `DataLoader`; the host's wait for each batch and in its copy."""
     setup = setup_of(model, sequence)
     steps = {TINY: 8, SIXTY_M: 12}.get(model, 40)
-    return _apart(setup, epoch, setup, steps, workers, pinned)
+    return apart(setup, epoch, setup, steps, workers, pinned)
 
 
 @experiment(
@@ -168,36 +173,4 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
 )
 def batch(model: str, sequence: int, batch: int) -> Row:
     """Batch sizes that the ladder leaves out, on a CPU by its best setup, on a GPU by that before batches grow."""
-    return _run(setup_of(model, sequence, batch=batch), loss_steps=WARM)
-
-
-CHECKPOINTING = ("none", "selective", "full", "memory budget")
-LENGTHS = (2**11, 2**12, 2**13, 2**15, 2**16)  # at 2**17 a step would take a quarter of a minute
-
-
-@experiment(
-    small=[SMALL | {"checkpointing": name} for name in ("none", "full")],
-    cpu=[MEDIUM | {"sequence": length, "checkpointing": name} for length in (512, 2048) for name in CHECKPOINTING],
-    gpu=[MEDIUM | PAIRED | {"sequence": n, "checkpointing": name} for n in (2048, 8192) for name in CHECKPOINTING],
-    big_gpu=[FULL | PAIRED | {"sequence": n, "checkpointing": name} for n in LENGTHS for name in CHECKPOINTING],
-    version=3,
-    missing=missing,
-    columns=RUN_PAIRED,
-    worth=Worth(
-        60,
-        "checkpointing at longer sequences",
-        cpu=19.9,
-        gpu=20,
-        big_gpu=11,
-        headline={"sequence": (4096,), "checkpointing": ("none", "full")},
-    ),
-)
-def checkpointing(model: str, sequence: int, checkpointing: str, trial_s: float = 0.0) -> Row:
-    """A batch of one sequence of growing length: which checkpointing still fits in memory, and its speed.
-
-    On a GPU in turns with the same training without any.
-    """
-    setup, without = (setup_of(model, sequence, checkpointing=name) for name in (checkpointing, "none"))
-    if not trial_s:
-        return _run(setup, loss_steps=WARM)
-    return _beside(setup, "none", without, trial_s, loss_steps=WARM)
+    return run_apart(setup_of(model, sequence, batch=batch), loss_steps=WARM)

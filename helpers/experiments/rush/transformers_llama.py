@@ -22,6 +22,9 @@ from ...rush import Setup, Trainer
 from ...rush.measurement import ON_CPU_LOSS_STEPS, SEQUENCES, fixed_tokens, stream, text_tokens
 
 FLASH, OURS = "flash_attention_2", "ours"
+ALIKE = "; ours without what theirs lacks"
+# What transformers has no switch for; its loss is in chunks with liger-kernel alone.
+THEIRS_LACKS = {"cuda_graph": False, "fused": False, "residual": "weights", "mlp": "plain"}
 
 # variant -> changes to transformers' defaults, which are SDPA and torch's default AdamW (foreach on a GPU)
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -32,6 +35,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "transformers, fused AdamW, compile": {"fused": True, "compile": True},
     "transformers, liger-kernel, fused AdamW": {"fused": True, "liger": True},
     "transformers, liger-kernel, FlashAttention-2, fused AdamW": {"fused": True, "liger": True, "attention": FLASH},
+    "transformers, liger-kernel, fused AdamW, compile": {"fused": True, "liger": True, "compile": True},
+}
+VARIANTS |= {
+    f"{name}{ALIKE}": VARIANTS[name]
+    for name in ("transformers, fused AdamW, compile", "transformers, liger-kernel, fused AdamW, compile")
 }
 
 
@@ -46,9 +54,13 @@ def needs(variant: str) -> tuple[str, ...]:
 def against(variant: str, setup: Setup) -> dict[str, Any]:
     """A variant's row beside ours, in this process: losses of some steps on the same tokens, then steps in turn.
 
+    Ours is the setup, for variants named so without what transformers lacks: then both have the same features.
     Of the setup the variant uses model, precision, batch, sequence, learning rate and seed; the initial weights are
     those of our Llama. There are 10 rounds; on slow machines a minute's, but at least 5.
     """
+    if variant.endswith(ALIKE):
+        head = "chunked" if VARIANTS[variant].get("liger") else "full"
+        setup = dataclasses.replace(setup, **THEIRS_LACKS, head=head)
     ours, losses, began = Trainer(setup).step, {}, time.perf_counter()
     both = {variant: training_step(variant, setup), OURS: ours}
     for name, step in both.items():

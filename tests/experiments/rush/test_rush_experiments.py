@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
+from helpers import chapters
 from helpers.experiments import rush as experiments
 from helpers.experiments.rush import kernels, loader, steps
 from helpers.kernels import swaps
@@ -14,9 +15,8 @@ from helpers.rush import CPU_LADDER, LADDER, Setup
 from helpers.rush.setup import START, stands_on
 
 
-@pytest.mark.parametrize("name", ["ladder", "batch", "checkpointing"])
-def test_setups_are_measured_or_say_why_not(name, monkeypatch):
-    e = getattr(experiments, name)
+@pytest.mark.parametrize("e", [experiments.ladder, experiments.batch, chapters.rush.checkpointing])
+def test_setups_are_measured_or_say_why_not(e, monkeypatch):
     (row,) = e.rows(e.configurations("small")[-1])
     assert row["status"] == "ok" and row["tokens_per_s"] > 0 and 1 < row["loss"] < 10
     monkeypatch.setattr(Setup, "missing_because", lambda setup, device: "no reason")
@@ -28,9 +28,11 @@ def test_the_ladder_is_that_of_the_machine(preset, kind, rungs, monkeypatch, mad
     if kind == "cuda":
         made_up_gpu((9, 0))
     asked, below = [], []
-    monkeypatch.setattr(steps, "_run", lambda s, baseline=None, **_: asked.append(s) or below.append(baseline) or {})
+    monkeypatch.setattr(
+        steps, "run_apart", lambda s, baseline=None, **_: asked.append(s) or below.append(baseline) or {}
+    )
     monkeypatch.setattr(steps, "device", lambda: torch.device(kind))
-    for e in (experiments.ladder, experiments.batch, experiments.checkpointing):
+    for e in (experiments.ladder, experiments.batch):
         for config in e.configurations(preset):
             e.measure(**config)
     assert asked[: len(rungs)] == list(rungs.values())

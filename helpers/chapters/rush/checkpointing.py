@@ -1,0 +1,74 @@
+"""Checkpointing where it matters: at what length which kind still fits in memory, and what it costs in time."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from ...experiments.rush.steps import FULL, MEDIUM, PAIRED, RUN_PAIRED, SMALL, beside, missing, run_apart, setup_of
+from ...lab import Worth
+from ...lab.records import Row
+from ...lab.records.table import table
+from ...lab.records.values import PERCENT, Number, in_unit, lacking, over, pick, speedup
+from ...training.step import WARM_UP
+
+KINDS = ("none", "selective", "memory budget", "full")  # from no recomputation to most
+LENGTHS = tuple(2**power for power in range(12, 17))  # at 2**17 a step would take a quarter of a minute
+
+
+@table(
+    small=[SMALL | {"checkpointing": name} for name in ("none", "full")],
+    cpu=[MEDIUM | {"sequence": length, "checkpointing": name} for length in (512, 2048) for name in KINDS],
+    gpu=[MEDIUM | PAIRED | {"sequence": n, "checkpointing": name} for n in (2048, 8192) for name in KINDS],
+    big_gpu=[FULL | PAIRED | {"sequence": n, "checkpointing": name} for n in LENGTHS for name in KINDS],
+    version=3,
+    missing=missing,
+    columns=RUN_PAIRED,
+    worth=Worth(60, "checkpointing at longer sequences", cpu=19.9, gpu=20, big_gpu=11),
+)
+def checkpointing(model: str, sequence: int, checkpointing: str, trial_s: float = 0.0) -> Row:
+    """A batch of one sequence of growing length: which checkpointing still fits in memory, and its speed.
+
+    On a GPU in turns with the same training without any.
+    """
+    setup, without = (setup_of(model, sequence, checkpointing=name) for name in (checkpointing, "none"))
+    warm = {"loss_steps": WARM_UP + 1}  # only speed and memory matter: enough to compile and to capture a graph
+    return beside(setup, "none", without, trial_s, **warm) if trial_s else run_apart(setup, **warm)
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """`lengths`: speed and memory by length; `longest`: the longest length that fits, by kind.
+
+    `memory` and `speed` are those of full checkpointing against none, at `length`.
+    """
+
+    lengths: pd.DataFrame
+    longest: pd.DataFrame
+    length: int
+    memory: Number
+    speed: Number
+
+
+@checkpointing.numbers()
+def _(rows: pd.DataFrame) -> Checkpointing:
+    """At the longest length that all kinds fit, and the longest that each does."""
+    wide = rows.pivot(index="checkpointing", columns="sequence", values=["tokens_per_s", "peak_gib"])
+    wide = wide.reindex([kind for kind in KINDS if kind in wide.index])
+    heads = {"tokens_per_s": "tokens/s", "peak_gib": "peak, GiB"}
+    wide.columns = [f"{heads[name]} at {length}" for name, length in wide.columns]
+    kinds = rows.groupby("sequence")["checkpointing"].nunique()
+    length = int(kinds[kinds == kinds.max()].index.max())
+    full, none = (
+        {name: pick(rows, name, sequence=length, checkpointing=kind) for name in heads} for kind in ("full", "none")
+    )
+    pairs = rows[(rows["sequence"] == length) & (rows["checkpointing"] == "full")]
+    paired = len(pairs) and "ratio" in pairs and pd.notna(pairs["ratio"].iloc[0])
+    speed = speedup(pairs.iloc[0]) if paired else over(full["tokens_per_s"], none["tokens_per_s"])
+    longest = rows.groupby("checkpointing")["sequence"].max().reindex(KINDS).dropna().astype(int)
+    return Checkpointing(
+        lengths=wide.reset_index(),
+        longest=longest.rename("longest measured, tokens").reset_index(),
+        length=length,
+        memory=in_unit(over(full["peak_gib"], none["peak_gib"]), PERCENT, 0),
+        speed=in_unit(speed, PERCENT, 0) if speed.measured else lacking("full checkpointing", PERCENT),
+    )

@@ -1,0 +1,249 @@
+"""Where a step's time goes: products by shape, attention, elementwise work, loss, optimizer, copies, and idle.
+
+One step is profiled. On a GPU the kernels of an uncaptured step are counted, as a replayed graph has no operators and
+so no shapes; what the unprofiled step takes beyond them is idle. On a CPU it is each operator's own time.
+
+Beside each kind stands the least time that it could take: products at the rate of their type (`product_rate`),
+attention's at that, too, with the causal half of the scores and seven products for two and five, all else the bytes
+that it must at least read and write at the bandwidth of a large copy.
+"""
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from ...experiments.rush.steps import BEST, FULL, MEDIUM, ON_CPU, SMALL, apart, missing, setup_of
+from ...lab import Worth, device, each
+from ...lab.ceilings import copy, large_copy, product_rate
+from ...lab.records import Row
+from ...lab.records.table import table
+from ...lab.records.values import PERCENT, Number
+from ...lab.timing import Timing, synchronize
+from ...models import Llama
+from ...models.llama import preset
+from ...profiling.read_trace import read_trace
+from ...profiling.trace import COPY, FILL, OP, Event, Trace
+from ...rush import Setup, Trainer
+from ...rush.measurement import SEQUENCES, text_tokens
+from ...rush.rates import FLOAT8, product_type
+from ...rush.setup import START
+from ...training.step import WARM_UP
+
+PRODUCTS, ELEMENTWISE, LOSS, OPTIMIZER = "matrix products", "norms and elementwise", "loss", "optimizer"
+FORWARD, BACKWARD, COPIES, IDLE = "attention forward", "attention backward", "copies", "idle"
+KINDS = (PRODUCTS, FORWARD, BACKWARD, ELEMENTWISE, LOSS, OPTIMIZER, COPIES, IDLE)
+MULTIPLIES = {f"aten::{name}" for name in ("mm", "addmm", "_scaled_mm", "mkldnn_linear", "linear_backward")}
+IN_ATTENTION = ("scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention", "blocked")
+BY_HAND = ("aten::bmm", "aten::_softmax", "aten::softmax", "aten::_softmax_backward_data", "aten::masked_fill")
+IN_LOSS = ("NllLoss", "LogSoftmax", "CrossEntropy", "_Chunked")
+COMPILED = "cpp_fused"  # a kernel of the compiler on a CPU
+SHAPES = 6  # that have a row each; the others share one
+ADAM_BYTES = 28  # per fp32 parameter: weight, gradient and moments are read, all but the gradient written
+
+
+def _sizes(sizes: Row, kind: str) -> list[Row]:
+    return [sizes | {"step": step} for step in (START, BEST[kind])]
+
+
+@table(
+    small=[SMALL | {"step": START}],
+    cpu=_sizes(ON_CPU, "cpu"),
+    gpu=_sizes(MEDIUM, "cuda"),
+    big_gpu=_sizes(FULL, "cuda"),
+    missing=missing,
+    columns="kind shape calls ms share tflops? least_ms step_ms p20_ms p80_ms n batch",
+    worth=Worth(90, "where the time of the best step goes, and of the plain loop's", cpu=40, gpu=20, big_gpu=20),
+)
+def device_time(model: str, sequence: int, step: str) -> list[Row]:
+    """The time of a step by kind, products by shape; `share` is of the unprofiled step."""
+    setup = setup_of(model, sequence, step)
+    return apart(setup, profiled, setup)
+
+
+def profiled(setup: Setup) -> list[Row]:
+    """A setup's step, timed as it is and then profiled once, as rows."""
+    steps = 3 if device().type == "cpu" else 20
+    timing = Timing.of(each(text_tokens(setup, steps), _warm(setup)))
+    trace = _trace(dataclasses.replace(setup, cuda_graph=False))
+    spent: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for event, ms in _pieces(trace):
+        kind = kind_of(event)
+        spent[kind, _shape(event) if kind == PRODUCTS else ""].append(ms)
+    pieces = _largest_shapes({key: (sum(times), len(times)) for key, times in spent.items()})
+    pieces[IDLE, ""] = max(timing.median_ms - sum(ms for ms, _ in pieces.values()), 0.0), 0
+    least, flops = _least_ms(setup), _product_flops(pieces)
+    about = {"step_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}
+    rows = []
+    for (kind, shape), (ms, calls) in sorted(pieces.items(), key=lambda piece: -piece[1][0]):
+        operations = flops.get(shape, 0.0) * calls if kind == PRODUCTS else 0.0
+        bound = operations / least["flops_per_ms"] if operations else least.get(kind, 0.0)
+        row = {"kind": kind, "shape": shape, "calls": calls, "ms": ms, "share": ms / timing.median_ms}
+        rows.append(row | {"tflops": operations / ms / 1e9 if operations else None, "least_ms": bound} | about)
+    return [row | {"batch": setup.batch} for row in rows]
+
+
+def _warm(setup: Setup) -> "Trainer.step":
+    """A step that is compiled and captured."""
+    trainer = Trainer(setup)
+    head = trainer.head
+
+    def named(*inputs: torch.Tensor) -> torch.Tensor:
+        with record_function(LOSS):
+            return head(*inputs)
+
+    trainer.head = named
+    for tokens in itertools.islice(itertools.cycle(text_tokens(setup, SEQUENCES)), WARM_UP + 1):
+        trainer.step(tokens)
+    synchronize()
+    return trainer.step
+
+
+def _trace(setup: Setup) -> Trace:
+    """One profiled step, with shapes; on a CPU the compiler's kernels have a name, too."""
+    from torch._inductor import config
+
+    on_gpu = device().type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with config.patch({"cpp.enable_kernel_profile": not on_gpu}):
+        step, (tokens,) = _warm(setup), text_tokens(setup, 1)
+        with profile(activities=activities, record_shapes=True) as recorded:
+            step(tokens)
+            synchronize()
+    return read_trace(recorded)
+
+
+def _pieces(trace: Trace) -> Iterator[tuple[Event, float]]:
+    """A GPU's kernels and copies with their milliseconds, or a CPU's operators with their own."""
+    if trace.on_gpu:
+        yield from ((event, event.us / 1e3) for event in trace.device)
+        return
+    for event in trace.host:
+        if event.kind == OP or event.name.startswith(COMPILED):
+            inner = sum(child.us for child in event.children)
+            if (own := event.us - inner) > 0:
+                yield event, own / 1e3
+
+
+def kind_of(event: Event) -> str:
+    """What an operator, or the kernel that it launched, is for."""
+    if event.kind in (COPY, FILL):
+        return COPIES
+    around = [event, *event.outer()]
+    names = [outer.name for outer in around]
+    if OPTIMIZER in names or any(name.startswith("Optimizer.step#") for name in names):
+        return OPTIMIZER
+    if any(part in name for name in names for part in IN_ATTENTION) or any(name in BY_HAND for name in names):
+        return BACKWARD if any("backward" in name.lower() for name in names) else FORWARD
+    if any(name in MULTIPLIES for name in names):
+        return PRODUCTS
+    if LOSS in names or any(part in name for name in names for part in IN_LOSS):
+        return LOSS
+    return COPIES if "aten::copy_" in names and "aten::_to_copy" not in names else ELEMENTWISE
+
+
+def _shape(event: Event) -> str:
+    """M × K × N of the product that an event is or was launched by; "" if it isn't told."""
+    for outer in (event, *event.outer()):
+        matrices = [dims for dims in outer.dims if len(dims) == 2 and all(isinstance(size, int) for size in dims)]
+        if outer.name in MULTIPLIES and len(matrices) > 1:
+            (rows, inner), (_, columns) = matrices[-2:]
+            return f"{rows} × {inner} × {columns}"
+    return ""
+
+
+def _largest_shapes(pieces: dict[tuple[str, str], tuple[float, int]]) -> dict[tuple[str, str], tuple[float, int]]:
+    """The pieces, of whose products the largest shapes are kept; the others are one piece."""
+    products = sorted((key for key in pieces if key[0] == PRODUCTS), key=lambda key: -pieces[key][0])
+    merged = {key: piece for key, piece in pieces.items() if key not in products[SHAPES:]}
+    others = [pieces[key] for key in products[SHAPES:]]
+    if others:
+        merged[PRODUCTS, "others"] = sum(ms for ms, _ in others), sum(calls for _, calls in others)
+    return merged
+
+
+def _product_flops(pieces: dict[tuple[str, str], tuple[float, int]]) -> dict[str, float]:
+    """Operations of one product by its shape."""
+    shapes = {shape: [int(size) for size in shape.split(" × ")] for _, shape in pieces if shape.count("×") == 2}
+    return {shape: 2.0 * rows * inner * columns for shape, (rows, inner, columns) in shapes.items()}
+
+
+def _least_ms(setup: Setup) -> dict[str, float]:
+    """The least milliseconds of each kind but the products, and the products' operations a millisecond."""
+    size, tokens = preset(setup.model), setup.batch * setup.sequence
+    heads, layers, width, inner = (size[name] for name in ("heads", "layers", "width", "feedforward_size"))
+    head_dim = size.get("head_dim", width // heads)
+    rotated = head_dim * (heads + size["kv_heads"])
+    rate = product_rate(FLOAT8 if setup.float8 != "none" else product_type(setup.precision)).tflops * 1e9
+    bandwidth = copy(large_copy(512))[1] * 1e6  # bytes a millisecond
+    item = 4 if setup.precision in ("fp32", "fp32-onednn", "tf32") else 2
+    scores = 2 * heads * head_dim * setup.sequence * tokens * layers / 2  # operations of one causal product
+    # A layer's forward reads and writes two norms with their residual sums, the rotated heads and the gate; backward
+    # reads and writes twice as much.
+    numbers = 3 * layers * tokens * (8 * width + 2 * rotated + 3 * inner)
+    with torch.device("meta"):
+        weights = sum(weight.numel() for weight in Llama.from_name(setup.model).parameters())
+    return {
+        "flops_per_ms": rate,
+        FORWARD: 2 * scores / rate,
+        BACKWARD: 5 * scores / rate,
+        ELEMENTWISE: item * numbers / bandwidth,
+        LOSS: 2 * item * tokens * size["vocab_size"] / bandwidth,  # logits are read, their gradient is written
+        OPTIMIZER: ADAM_BYTES * weights / bandwidth,
+    }
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """`best` and `plain`: kinds of a step with their shares; `shapes`: the best step's products."""
+
+    job: str
+    best: pd.DataFrame
+    plain: pd.DataFrame
+    shapes: pd.DataFrame
+    products: Number
+    idle: Number
+    largest_other: str
+    largest_share: Number
+
+
+@device_time.numbers()
+def _(rows: pd.DataFrame) -> DeviceTime:
+    """By kind, for the best step and the plain loop, each with how near it is to the least that it could take."""
+    best_name = next((name for name in rows["step"] if name != START), START)
+    best, plain = (rows[rows["step"] == name] for name in (best_name, START))
+    kinds, first = _by_kind(best), best.iloc[0]
+    others = kinds[~kinds["kind"].isin((PRODUCTS, IDLE))].sort_values("ms", ascending=False)
+    shapes = best[best["kind"] == PRODUCTS]
+    bounds = [_share(least, ms) for least, ms in zip(shapes["least_ms"], shapes["ms"], strict=True)]
+    shapes = shapes.assign(bound=bounds)
+    return DeviceTime(
+        job=f"{first['model']}, {int(first['batch'])} × {int(first['sequence'])} tokens, {best_name}",
+        best=kinds,
+        plain=_by_kind(plain),
+        shapes=shapes[["shape", "calls", "ms", "tflops", "bound"]].rename(columns={"bound": "share of rate"}),
+        products=_share(kinds.set_index("kind").loc[PRODUCTS, "ms"], first["step_ms"]),
+        idle=_share(kinds.set_index("kind").loc[IDLE, "ms"], first["step_ms"]),
+        largest_other=others["kind"].iloc[0],
+        largest_share=_share(others["ms"].iloc[0], first["step_ms"]),
+    )
+
+
+def _by_kind(rows: pd.DataFrame) -> pd.DataFrame:
+    sums = rows.groupby("kind")[["calls", "ms", "least_ms"]].sum()
+    sums = sums.reindex([kind for kind in KINDS if kind in sums.index]).reset_index()
+    step_ms = rows["step_ms"].iloc[0]
+    shares = [_share(ms, step_ms) for ms in sums["ms"]]
+    bounds = [_share(least, ms) for least, ms in zip(sums["least_ms"], sums["ms"], strict=True)]
+    return sums.assign(**{"share of step": shares, "least / measured": bounds})[
+        ["kind", "calls", "ms", "share of step", "least / measured"]
+    ]
+
+
+def _share(part: float, whole: float) -> Number | None:
+    return Number(part / whole, PERCENT, decimals=0) if whole and part else None

@@ -1,0 +1,149 @@
+"""What the best setup loses without each of its changes: the gain of a change where one ends up, not where one starts.
+
+A ladder's rung is tried on a slow loop, whose other costs hide it, or on whatever happened to come before it. Here each
+variant is the best setup with one field put back. fp32 products need an fp32 residual stream and, on a GPU, attention
+without a fused kernel, so that row is named as what it is: no single change.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+
+from ...experiments.rush.steps import FULL, MEDIUM, ON_CPU, PAIRED, RUN_PAIRED, SMALL, missing, run_apart, setup_of
+from ...lab import Worth, device
+from ...lab.records import Row
+from ...lab.records.experiment import is_out_of_memory
+from ...lab.records.table import table
+from ...lab.records.values import PERCENT, TIMES, Number, lacking, paired, pick
+from ...rush import Setup
+
+BEST_SETUP = "the best setup"
+IN_FP32 = "TF32 products, fp32 residual, attention by hand"
+ON_GPU = {
+    "fused attention": {"attention": "eager"},
+    "torch.compile": {"compile": "none"},
+    "a fused AdamW: a loop": {"optimizer": "for-loop"},
+    "a fused AdamW: foreach": {"optimizer": "foreach"},
+    "a CUDA graph": {"cuda_graph": False},
+    "a chunked loss": {"head": "full"},
+    "fused projections": {"fused": False},
+    "a bf16 residual stream": {"residual": "weights"},
+    IN_FP32: {"precision": "tf32", "residual": "weights", "attention": "eager"},
+}
+ON_TWO_CORES = {
+    "fused attention": {"attention": "eager"},
+    "torch.compile": {"compile": "none"},
+    "a fused AdamW: a loop": {"optimizer": "for-loop"},
+    "a fused AdamW: foreach": {"optimizer": "foreach"},
+    "a chunked loss": {"head": "full"},
+    "SwiGLU level 2": {"mlp": "plain"},
+    "fused projections": {"fused": False},
+    "a bf16 residual stream": {"residual": "weights"},
+    "bf16: fp32 products, fp32 residual": {"precision": "fp32-onednn", "residual": "weights"},
+}
+LEFT_OUT = {"cuda": ON_GPU, "cpu": ON_TWO_CORES}
+SMALLER = 4  # the batch of both sides where the variant doesn't fit at the best setup's
+LOSSES_ALIKE = 0.05  # nats after eight steps: beyond it the training is another one, and its speed no gain
+
+
+def _variants(sizes: Row, kind: str) -> list[Row]:
+    return [sizes | {"without": name} for name in (BEST_SETUP, *LEFT_OUT[kind])]
+
+
+def _setup(model: str, sequence: int, without: str) -> Setup:
+    """The best setup on this device less one change, as far as the device can run it."""
+    best = setup_of(model, sequence)
+    return dataclasses.replace(best, **LEFT_OUT[device().type].get(without, {}))
+
+
+def _missing(model: str, sequence: int, without: str, **_: object) -> str:
+    if reason := missing(model=model, sequence=sequence):
+        return reason
+    reason = _setup(model, sequence, without).missing_because(device())
+    return f"not here: {reason}" if reason else ""
+
+
+@table(
+    small=[SMALL | {"trial_s": 1.0, "without": name} for name in (BEST_SETUP, "a fused AdamW: foreach")],
+    cpu=_variants(ON_CPU | {"trial_s": 20.0}, "cpu"),
+    gpu=_variants(MEDIUM | PAIRED, "cuda"),
+    big_gpu=_variants(FULL | PAIRED, "cuda"),
+    missing=_missing,
+    columns=f"{RUN_PAIRED} batch",
+    worth=Worth(95, "what the best setup loses without each change", cpu=55, gpu=20, big_gpu=14),
+)
+def without(model: str, sequence: int, without: str, trial_s: float) -> Row | list[Row]:
+    """The best setup without one of its changes, in turns with the best setup; where that doesn't fit, both smaller.
+
+    Out of memory is a row of its own, before that of the smaller batch.
+    """
+    best, variant = setup_of(model, sequence), _setup(model, sequence, without)
+    try:
+        return _row(variant, best, trial_s)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error) or best.batch <= SMALLER:
+            raise
+    smaller = (dataclasses.replace(setup, batch=SMALLER) for setup in (variant, best))
+    return [{"batch": best.batch, "status": "out of memory"}, _row(*smaller, trial_s)]
+
+
+def _row(variant: Setup, best: Setup, trial_s: float) -> Row:
+    options = {} if variant == best else {"baseline": best, "seconds": trial_s}
+    row = run_apart(variant, **options)
+    return row | {"batch": variant.batch} | ({} if variant == best else {"baseline": BEST_SETUP})
+
+
+@dataclass(frozen=True)
+class Without:
+    """`gains`: how many times as fast the best setup is with a change as without it. `same`: those of one training."""
+
+    job: str
+    rows: pd.DataFrame
+    best: Number
+    gains: dict[str, Number]
+    largest: str
+    largest_gain: Number
+    memory: Number
+    memory_of: str
+
+
+@without.numbers()
+def _(rows: pd.DataFrame) -> Without:
+    """Each change's gain in the best setup, with memory and loss beside; another training has no gain."""
+    first, best = rows.iloc[0], rows[rows["without"] == BEST_SETUP]
+    loss = float(best["loss"].iloc[0]) if len(best) else float("nan")
+    tried = rows[(rows["without"] != BEST_SETUP) & rows["ratio"].notna()]
+    alike = (tried["loss"] - loss).abs() <= LOSSES_ALIKE
+    gains = {row["without"]: paired(row) for row in tried[alike].to_dict("records")}
+    single = {name: gain for name, gain in gains.items() if name != IN_FP32 and "bf16" not in name}
+    ranked = max(single.items(), key=lambda item: item[1].value, default=("", lacking("a change", TIMES)))
+    peaks = tried[alike].set_index("without")["peak_gib"]
+    memory = pick(rows, "peak_gib", without=BEST_SETUP)
+    hungriest = peaks.idxmax() if len(peaks) else ""
+    more = Number(float(peaks.max()) / float(memory), TIMES, derivation="allocated bytes") if len(peaks) else memory
+    return Without(
+        job=f"{first['model']}, {int(first['batch'])} × {int(first['sequence'])} tokens",
+        rows=_shown(rows, gains),
+        best=pick(rows, "tokens_per_s", "tokens/s", 0, without=BEST_SETUP),
+        gains=gains,
+        largest=ranked[0],
+        largest_gain=ranked[1],
+        memory=more,
+        memory_of=hungriest,
+    )
+
+
+def _shown(rows: pd.DataFrame, gains: dict[str, Number]) -> pd.DataFrame:
+    """The table as it is read; a batch is a column where there are several."""
+    names = ["without", "gain", "batch", "tokens_per_s", "mfu", "matmul_share", "peak_gib", "loss"]
+    shown = rows.assign(gain=rows["without"].map(gains), mfu=rows["mfu"].map(_percent))[names]
+    shown = shown.assign(matmul_share=shown["matmul_share"].map(_percent))
+    if shown["batch"].nunique() == 1:
+        shown = shown.drop(columns="batch")
+    return shown.rename(columns={"gain": "slower by", "mfu": "MFU", "matmul_share": "share of matmul rate"})
+
+
+def _percent(share: float) -> Number | None:
+    return Number(share, PERCENT, decimals=0) if pd.notna(share) else None
