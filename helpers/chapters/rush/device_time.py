@@ -71,11 +71,15 @@ def profiled(setup: Setup) -> list[Row]:
     steps = 3 if device().type == "cpu" else 20
     timing = Timing.of(each(text_tokens(setup, steps), _warm(setup)))
     trace = _trace(dataclasses.replace(setup, cuda_graph=False))
-    spent: dict[tuple[str, str], list[float]] = defaultdict(list)
+    spent: dict[tuple[str, str], float] = defaultdict(float)
+    calls: dict[tuple[str, str], set[Event]] = defaultdict(set)
     for event, ms in _pieces(trace):
         kind = kind_of(event)
-        spent[kind, _shape(event) if kind == PRODUCTS else ""].append(ms)
-    pieces = _largest_shapes({key: (sum(times), len(times)) for key, times in spent.items()})
+        product = _product(event) if kind == PRODUCTS else None
+        key = kind, _shape(product) if product else ""
+        spent[key] += ms
+        calls[key].add(product or event)  # what a product calls inside is the same call
+    pieces = _largest_shapes({key: (ms, len(calls[key])) for key, ms in spent.items()})
     pieces[IDLE, ""] = max(timing.median_ms - sum(ms for ms, _ in pieces.values()), 0.0), 0
     least, flops = _least_ms(setup), _product_flops(pieces)
     about = {"step_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}
@@ -147,14 +151,18 @@ def kind_of(event: Event) -> str:
     return COPIES if "aten::copy_" in names and "aten::_to_copy" not in names else ELEMENTWISE
 
 
-def _shape(event: Event) -> str:
-    """M × K × N of the product that an event is or was launched by; "" if it isn't told."""
-    for outer in (event, *event.outer()):
-        matrices = [dims for dims in outer.dims if len(dims) == 2 and all(isinstance(size, int) for size in dims)]
-        if outer.name in MULTIPLIES and len(matrices) > 1:
-            (rows, inner), (_, columns) = matrices[-2:]
-            return f"{rows} × {inner} × {columns}"
-    return ""
+def _product(event: Event) -> Event | None:
+    """The product that an event is, is part of or was launched by."""
+    return next((outer for outer in (event, *event.outer()) if outer.name in MULTIPLIES), None)
+
+
+def _shape(product: Event) -> str:
+    """M × K × N of a product; "" if its shapes aren't told."""
+    matrices = [dims for dims in product.dims if len(dims) == 2 and all(isinstance(size, int) for size in dims)]
+    if len(matrices) < 2:
+        return ""
+    (rows, inner), (_, columns) = matrices[:2] if product.name != "aten::addmm" else matrices[-2:]
+    return f"{rows} × {inner} × {columns}"
 
 
 def _largest_shapes(pieces: dict[tuple[str, str], tuple[float, int]]) -> dict[tuple[str, str], tuple[float, int]]:
