@@ -70,6 +70,8 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--seconds", type=_positive, help="measure what fits, of most worth a second first")
     added.add_argument("--check", action="store_true", help="only try every table's smallest sizes, beside each other")
     added.add_argument("--dry-run", action="store_true", help="only print what would be measured, and how long")
+    about = "plan for this GPU, which need not be there (with --dry-run), by its folder of records, such as nvidia-h200"
+    added.add_argument("--machine", metavar="FOLDER", help=about)
 
     added = command("carry", "Pack the project, wheels and text into a folder, for a GPU's machine without a network.")
     added.add_argument("folder", type=Path, metavar="FOLDER", help="new or empty; `bash FOLDER/go` runs it there")

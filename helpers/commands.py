@@ -71,7 +71,9 @@ def measure(options: argparse.Namespace) -> int:
     if options.check:
         return _check(chosen)
     if options.dry_run:
-        return _dry_run(chosen, options)
+        return _dry_run(chosen, options) if options.machine is None else _plan_elsewhere(chosen, options)
+    if options.machine is not None:
+        return fail("--machine goes with --dry-run: only a plan can be of another machine", 2)
     left = options.seconds and options.seconds - (time.perf_counter() - BEGAN)
     done = lab.measure(chosen, options.preset, seconds=left, results=options.results)
     print(f"{done.measured} configurations measured, {done.fresh} were there, {done.left} left", end="")
@@ -91,13 +93,31 @@ def _check(chosen: "list[Experiment]") -> int:
 def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
     from .fit import this_memory_gib
     from .lab import device
-    from .lab.records import plan
 
     device()  # raises where the GPU can't be used, as measuring would
     memory_gib = this_memory_gib() if hasattr(os, "sysconf") else float("inf")  # Windows doesn't tell
-    plans = [plan.plan(e, options.preset, results=options.results) for e in chosen]
-    print("\n".join(plan.lines(plans, memory_gib, options.seconds)))
+    _print_plan(chosen, options, memory_gib)
     return 0
+
+
+def _plan_elsewhere(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
+    from .lab.records.elsewhere import as_if_on
+
+    try:
+        with as_if_on(options.machine, options.results) as card:
+            print(f"as if on {card.gpu}, with all packages that tables want")
+            _print_plan(chosen, options, card.memory_gib)
+    except ValueError as error:
+        return fail(error, 2)
+    return 0
+
+
+def _print_plan(chosen: "list[Experiment]", options: argparse.Namespace, memory_gib: float) -> None:
+    from .lab.records import plan
+
+    again = options.seconds is not None
+    plans = [plan.plan(e, options.preset, results=options.results, again=again) for e in chosen]
+    print("\n".join(plan.lines(plans, memory_gib, options.seconds)))
 
 
 def report(options: argparse.Namespace) -> int:

@@ -32,6 +32,9 @@ MODULES = {"liger-kernel": "liger_kernel", "opencv-python-headless": "cv2", "pil
 CXX = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")  # torch's default compiler; $CXX overrides it
 
 
+BEGAN = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")  # this process, as records name their run
+
+
 class DeviceError(RuntimeError):
     """The GPU that is there can't be used. The message says why, and what to do."""
 

@@ -35,6 +35,7 @@ TRIAL = ("ratio", "low", "high", "pairs", "starts", "verdict", *OF_PROGRAMS)
 
 
 OTHER_ROWS = 0.1  # of a headline row's worth
+UNORDERED, LAST = 50, 99  # places in the order of a GPU's rows: of those that declare none, and after them
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class Worth:
     `row` is the worth of a headline row, from 1 to 100; any other row's is a tenth of it. Headline rows have one of the
     values that `headline` names for each column; without it all are. `answers` is the question of the task. `cpu`,
     `gpu` and `big_gpu` are seconds of a configuration, until a machine of that class has recorded them.
+
+    On a GPU, whose minutes are few, headline rows come in the order of `on_gpu` where tables declare one: `LAST` after
+    all others. A table in `one_run` compares rows with each other: it is measured whole, by one process.
     """
 
     row: float
@@ -52,10 +56,17 @@ class Worth:
     gpu: float | None = None
     big_gpu: float | None = None
     headline: Mapping[str, tuple] = field(default_factory=dict)
+    on_gpu: int | None = None
+    one_run: bool = False
 
     def of(self, config: Row) -> float:
         on_page = all(config.get(name) in values for name, values in self.headline.items())
         return self.row if on_page else self.row * OTHER_ROWS
+
+    def place(self, config: Row, preset: str) -> int:
+        """Where a configuration stands in the order of a GPU's rows; elsewhere all have one place."""
+        ordered = self.on_gpu is not None and preset in ("gpu", "big-gpu")
+        return self.on_gpu if ordered and (self.one_run or self.of(config) == self.row) else UNORDERED
 
     def seconds(self, preset: str) -> float | None:
         on_gpu = self.big_gpu if self.gpu is None or preset == "big-gpu" else self.gpu

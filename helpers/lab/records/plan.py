@@ -1,7 +1,8 @@
 """What `measure` would do on this machine, in which order, how long that takes, and how much memory. Nothing runs here.
 
 Rows come in the order of their worth a second, so that the time there is goes to those that a reader would miss most: a
-table's headline rows, then its others. Time and memory are those of recorded rows of the same table and class of
+table's headline rows, then its others; on a GPU first in the order that tables declare. A table of one run is measured
+whole or not at all. Last, where there is a limit of time, come rows that are recorded as noisy. Time and memory are those of recorded rows of the same table and class of
 machine: of the same configurations where some machine has recorded them, else the mean of the others, else what the
 table declares. A plan costs some milliseconds a table, and touches no device.
 """
@@ -16,25 +17,37 @@ from statistics import mean
 from .. import machine
 from ..machine import device_class, device_name, slug
 from . import store
-from .experiment import FAILED, Experiment
+from .experiment import FAILED, LAST, Experiment
 from .store import Row
 
 IN_GIB = {"peak_gib": 1.0, "peak_mib": 1 / 1024}
 LEAST_S = 0.01  # what a row takes at least, also one that only says why it can't run
+AGAIN = 0.1  # of a row's worth, where it is recorded and noisy
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A configuration to measure; `reason` says why it gets no more than a status here."""
+    """A configuration to measure; `reason` says why it gets no more than a status here. `noisy`: it is recorded so."""
 
     experiment: Experiment
     config: Row
+    preset: str
     seconds: float | None  # expected; None: unknown
     reason: str = ""
+    noisy: bool = False
 
     @property
     def worth(self) -> float:
-        return self.experiment.worth.of(self.config)
+        return self.experiment.worth.of(self.config) * (AGAIN if self.noisy else 1)
+
+    @property
+    def place(self) -> int:
+        return LAST + 1 if self.noisy else self.experiment.worth.place(self.config, self.preset)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is measured with all others of its table or not at all."""
+        return is_one_run(self.experiment, self.preset)
 
     def lasts(self, before: "tuple[Pending, float] | None" = None) -> float:
         """Expected seconds, corrected by what the table's last row took; 0 if nothing tells."""
@@ -46,12 +59,13 @@ class Pending:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured of a table at the sizes of a preset."""
+    """What is to be measured of a table at the sizes of a preset; `again`: what is recorded, and noisy."""
 
     experiment: Experiment
     preset: str
     fresh: int = 0
     jobs: tuple[Pending, ...] = ()
+    again: tuple[Pending, ...] = ()
     gib: float | None = None  # the largest peak recorded; None: unknown
 
     @property
@@ -69,42 +83,89 @@ class Plan:
         return _sum(self.jobs)
 
 
-def plan(e: Experiment, preset: str | None = None, *, results: Path | str | None = None) -> Plan:
-    """What `measure` would measure of a table; `preset` is the machine's class unless given."""
+def plan(
+    e: Experiment, preset: str | None = None, *, results: Path | str | None = None, again: bool = False
+) -> Plan:
+    """What `measure` would measure of a table; `preset` is the machine's class unless given.
+
+    `again`: rows that this machine has recorded as noisy are measured once more.
+    """
     preset = preset or device_class()
     here = store.read_rows(store.path(slug(device_name()), e.chapter, e.table, results))
-    configs = e.configurations(preset)
-    missing = [config for config in configs if not is_fresh(e, config, preset, here)]
-    recorded = _recorded(e, results) if missing else []
-    jobs = []
-    for config, seconds in zip(missing, _expected(e, preset, missing, recorded), strict=True):
+    configs, missing = e.configurations(preset), _missing(e, preset, here)
+    noisy = _noisy(e, preset, here) if again and e.timed and preset != "small" and not e.worth.one_run else []
+    recorded = _recorded(e, results) if missing or noisy else []
+    jobs: tuple[list[Pending], list[Pending]] = [], []
+    for config, seconds in zip([*missing, *noisy], _expected(e, preset, [*missing, *noisy], recorded), strict=True):
         reason = e.missing_because(config)
-        jobs.append(Pending(e, config, 0.0 if reason else seconds, reason))
-    gib = _largest(e, preset, recorded) if any(not job.reason for job in jobs) else None
-    return Plan(e, preset, len(configs) - len(missing), tuple(jobs), gib)
+        pending = Pending(e, config, preset, 0.0 if reason else seconds, reason, config in noisy)
+        jobs[pending.noisy].append(pending)
+    gib = _largest(e, preset, recorded) if any(not job.reason for job in jobs[False]) else None
+    return Plan(e, preset, len(configs) - len(missing), *map(tuple, jobs), gib)
+
+
+def is_one_run(e: Experiment, preset: str) -> bool:
+    """Whether a table's rows are results that have to be of one process."""
+    return e.worth.one_run and preset != "small"
+
+
+def _missing(e: Experiment, preset: str, here: list[dict[str, str]]) -> list[Row]:
+    """The configurations without a fresh row; where they must be of one run, all that this process hasn't measured."""
+    missing = [config for config in e.configurations(preset) if not is_fresh(e, config, preset, here)]
+    if not missing or not is_one_run(e, preset):
+        return missing
+    of_this_run = [row for row in here if row.get(store.PROCESS) == machine.BEGAN]
+    return [config for config in e.configurations(preset) if not is_fresh(e, config, preset, of_this_run)]
+
+
+def _noisy(e: Experiment, preset: str, here: list[dict[str, str]]) -> list[Row]:
+    """The configurations whose fresh rows are noisy."""
+    identity = e.identity(preset)
+    keys = {store.key(row, identity) for row in here if row["preset"] == preset and row.get("noisy")}
+    configs = [config for config in e.configurations(preset) if store.key(config, identity) in keys]
+    return [config for config in configs if is_fresh(e, config, preset, here)]
 
 
 def in_order(plans: Iterable[Plan]) -> list[Pending]:
-    """All rows to measure, by worth a second: a table's headline rows together, and its others together."""
+    """All rows to measure, by their tables' place and worth a second: headline rows together, and others together.
+
+    A table of one run stays in its own order, in which baselines come first.
+    """
+
+    def rank(job: Pending) -> tuple[int, float]:
+        return job.place, -(job.experiment.worth.row if job.whole else job.worth)
+
     groups = []
     for p in plans:
-        ranked = sorted(p.jobs, key=lambda job: -job.worth)
-        for worth, group in groupby(ranked, key=lambda job: job.worth):
+        for (place, less), group in groupby(sorted([*p.jobs, *p.again], key=rank), key=rank):
             jobs = list(group)
             seconds = [LEAST_S if job.seconds is None else max(job.seconds, LEAST_S) for job in jobs]
-            groups.append((worth / mean(seconds), jobs))
-    groups.sort(key=lambda group: -group[0])
+            groups.append(((place, less / mean(seconds)), jobs))
+    groups.sort(key=lambda group: group[0])
     return [job for _, jobs in groups for job in jobs]
 
 
 def within(jobs: Iterable[Pending], seconds: float) -> list[Pending]:
-    """The rows that are measured in so many seconds: one that doesn't fit gives way to those after it."""
+    """The rows that are measured in so many seconds: what doesn't fit gives way to what comes after it."""
     chosen = []
-    for job in jobs:
-        if job.lasts() < seconds:
-            chosen.append(job)
-            seconds -= job.lasts()
+    for whole, group in groupby(jobs, key=lambda job: job.whole and job.experiment.name):
+        together = list(group)
+        for block in [together] if whole else [[job] for job in together]:
+            takes = sum(job.lasts() for job in block)
+            if takes < seconds:
+                chosen += block
+                seconds -= takes
     return chosen
+
+
+def runs(jobs: Iterable[Pending], seconds: float) -> list[list[Pending]]:
+    """The rows of each run of so many seconds, until none is left that fits into one."""
+    left, of_runs = list(jobs), []
+    while chosen := within(left, seconds):
+        of_runs.append(chosen)
+        done = set(map(id, chosen))
+        left = [job for job in left if id(job) not in done]
+    return of_runs
 
 
 def missing(jobs: Iterable[Pending]) -> list[str]:
@@ -158,7 +219,8 @@ def minutes(seconds: float | None) -> str:
 def lines(plans: Iterable[Plan], memory_gib: float = float("inf"), seconds: float | None = None) -> list[str]:
     """A table of plans in the order of measuring, with the reasons of what is left out under each row, and the sum.
 
-    With `seconds`, how many rows of each are measured in that time, and what remains. A table that took more memory
+    With `seconds`, how many rows of each are measured in that time, in which order, what remains, and what further runs
+    of as many seconds measure. A table that took more memory
     elsewhere than the `memory_gib` of this machine says so.
     """
     jobs = in_order(plans)
@@ -178,11 +240,23 @@ def lines(plans: Iterable[Plan], memory_gib: float = float("inf"), seconds: floa
         rows += [
             f"  {count} can't run here: {reason.removeprefix('not here: ')}" for reason, count in p.left_out.items()
         ]
-    if seconds is not None:
-        started = {id(job) for job in chosen}
-        left = [job for job in jobs if id(job) not in started]
-        rows.append(f"in {seconds:g} s: {len(chosen)} configurations; {minutes(_sum(left))} minutes remain")
-    return [*rows, total(plans)]
+    return [*rows, *(_by_runs(jobs, seconds) if seconds is not None else ()), total(plans)]
+
+
+def _by_runs(jobs: list[Pending], seconds: float) -> list[str]:
+    """The order of the rows, a line a table, and in how many runs they are done."""
+    of_runs, rows = runs(jobs, seconds), []
+    for number, chosen in enumerate(of_runs, 1):
+        rows.append(f"run {number}: {_sum(chosen) or 0:.0f} s")
+        for (name, noisy), group in groupby(chosen, key=lambda job: (job.experiment.name, job.noisy)):
+            table = list(group)
+            rows.append(f"  {name}: {len(table)} {'noisy ' * noisy}rows, {_sum(table) or 0:.0f} s")
+    first, done = of_runs[0] if of_runs else [], {id(job) for chosen in of_runs for job in chosen}
+    left = [job for job in jobs if all(job is not other for other in first) and not job.noisy]
+    rows.append(f"in {seconds:g} s: {len(first)} configurations; {minutes(_sum(left))} minutes remain")
+    over = [job for job in jobs if id(job) not in done]
+    rest = f"; {len(over)} configurations don't fit into one" if over else ""
+    return [*rows, f"all in {len(of_runs)} runs of {seconds:g} s{rest}"]
 
 
 def _sum(jobs: Iterable[Pending]) -> float | None:

@@ -59,7 +59,7 @@ def measure(
 
     `preset` is the machine's class (`device_class`) unless given. The rows of most worth a second come first
     (`plan.in_order`). With `seconds`, none is started that is expected to take longer than the time left: smaller ones
-    are. A call with the same arguments resumes, also on another machine of the same card that has these records.
+    are; and what is left then goes to rows that this machine has recorded as noisy. A call with the same arguments resumes, also on another machine of the same card that has these records.
     A configuration that raises, or whose variant disagrees with the reference, is recorded as failed. An error that
     leaves the device unusable is raised.
 
@@ -78,7 +78,7 @@ def _measure(experiments: list[Experiment], preset: str, seconds: float | None, 
     stored = [row for e in experiments for row in store.read_rows(_file(gpu, e, results))]
     for folder in {_file(gpu, e, results).parent for e in experiments if e.configurations(preset)}:
         files.check_writable(folder, "--results")
-    plans = [plan.plan(e, preset, results=results) for e in experiments]
+    plans = [plan.plan(e, preset, results=results, again=seconds is not None) for e in experiments]
     todo = plan.in_order(plans)
     pages = (keep_pages() or "kept") if machine.device().type == "cpu" and preset != "small" else ""
     of_preset = [row["matmul_tflops"] for row in stored if row["preset"] == preset and row.get("matmul_tflops")]
@@ -92,7 +92,7 @@ def _measure(experiments: list[Experiment], preset: str, seconds: float | None, 
             for number in waiting:
                 pending = todo[number]
                 e, start = pending.experiment, time.perf_counter()
-                if end - (start - began) <= pending.lasts(last.get(e.name)):
+                if end - (start - began) <= _needs(pending, last.get(e.name), todo, best):
                     continue
                 bar.set_description(e.name)
                 if pages == "kept" and e.name not in last:
@@ -108,14 +108,26 @@ def _measure(experiments: list[Experiment], preset: str, seconds: float | None, 
                     bar.update()
                 if number not in best or (excess < best[number][0] and not failing):
                     best[number] = excess, rows
+                if pending.noisy and (failing or best[number][0] > 1):
+                    continue  # what is recorded is no worse
                 more = {store.SECONDS: round(spent[number], 3), "attempts": attempt, "pages": pages}
                 rows = [row | more | provenance(e, preset) for row in best[number][1]]
                 store.replace(_file(gpu, e, results), rows, [*e.identity(preset), "preset"])
             if attempt == 1:
                 end = min(end, (1 + AGAIN_SHARE) * (time.perf_counter() - began))
             waiting = [number for number, (excess, _) in best.items() if excess > 1]
-    left = [pending for number, pending in enumerate(todo) if number not in best]
+    left = [pending for number, pending in enumerate(todo) if number not in best and not pending.noisy]
     return Progress(len(best), sum(p.fresh for p in plans), failed, left)
+
+
+def _needs(
+    pending: plan.Pending, last: tuple[plan.Pending, float] | None, todo: list[plan.Pending], begun: Iterable[int]
+) -> float:
+    """Seconds that must be left to start a row: of a table that is measured whole, for all of it, until it is begun."""
+    table = [number for number, other in enumerate(todo) if other.experiment is pending.experiment]
+    if pending.whole and not set(table) & set(begun):
+        return sum(todo[number].lasts() for number in table)
+    return pending.lasts(last)
 
 
 @contextlib.contextmanager
@@ -195,7 +207,7 @@ def provenance(e: Experiment, preset: str) -> store.Row:
     """The provenance columns of a row."""
     known = machine.environment()
     origin = {name: known[name] for name in store.PROVENANCE if name in known}
-    return origin | {"preset": preset, "method": e.version}
+    return origin | {"preset": preset, "method": e.version, store.PROCESS: machine.BEGAN}
 
 
 def _file(gpu: str, e: Experiment, results: Path | str | None) -> Path:

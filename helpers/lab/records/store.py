@@ -22,8 +22,9 @@ from ..machine import project_root
 
 PROVENANCE = ["preset", "gpu", "driver", "torch", "cuda", "date", "commit", "method"]
 SECONDS = "seconds"  # that its configuration took, all attempts together
+PROCESS = "run"  # the start of the process that measured the row, in UTC
 # Rows of older methods lack some. Clock and power are a GPU's, where it took most power during the row.
-RUN = [SECONDS, "load", "attempts", "noisy", "matmul_tflops", "pages", "clock_mhz", "power_w"]
+RUN = [SECONDS, "load", "attempts", "noisy", "matmul_tflops", "pages", "clock_mhz", "power_w", PROCESS]
 CHECKSUM = "checksum"
 
 
@@ -55,7 +56,7 @@ def read(gpu: str, chapter: str, table: str, results: Path | str | None = None) 
     rows = read_rows(path(gpu, chapter, table, results))
     frame = pd.DataFrame(rows).drop(columns=CHECKSUM, errors="ignore")
     for column in frame.columns:
-        if column in [*PROVENANCE, STATUS, "noisy"]:
+        if column in [*PROVENANCE, STATUS, PROCESS, "noisy"]:
             continue
         filled = frame[column] != ""
         numbers = pd.to_numeric(frame[column].where(filled), errors="coerce")
@@ -121,6 +122,12 @@ def replace(file: Path, rows: Iterable[Row], identity: Iterable[str] = ()) -> No
 def key(row: Mapping[str, Any], identity: Iterable[str]) -> tuple[str, ...]:
     """The identity columns of a row as text, equal for a row just measured and the same row read from a file."""
     return tuple(cell(row.get(name, "")) for name in identity)
+
+
+def run_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """What tells a row's run from others: the start of its process, of older rows the day and the commit."""
+    process = row.get(PROCESS)
+    return (process,) if process and process == process else (row["date"], row["commit"])
 
 
 def cell(value: Any) -> str:
