@@ -1,5 +1,6 @@
 #!/bin/bash
-# bash go check | bash go SECONDS [CHAPTER/TABLE ...]: on the GPU's machine. Records come as results.tgz into $OUT, else into this folder.
+# bash go check | bash go SECONDS [CHAPTER/TABLE ...] [--dry-run]: on the GPU's machine, the seconds from here on.
+# Records come as results.tgz into $OUT, else into this folder.
 here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here}
 site=$(mktemp -d)
@@ -19,5 +20,6 @@ if [ "$1" = check ]; then
   exit $rc
 else
   trap 'tar czf "$out/results.tgz" -C data results; rm -rf "$site"' EXIT
-  timeout $(($1 + 20)) python3 -m helpers measure --seconds "$@"
+  left=$(($1 - SECONDS))  # installing took some
+  timeout $((left + 20)) python3 -m helpers measure --seconds $left "${@:2}"
 fi

@@ -11,7 +11,7 @@ from operator import attrgetter
 import pandas as pd
 
 from .. import chapters
-from ..lab.estimate import UNDECIDED
+from ..lab.estimate import LUCK_HERE, UNDECIDED
 from ..lab.records.results import recorded
 from ..lab.records.values import FAILS, HOLDS, NOT_MEASURED, Number, Verdict, derived, lacking
 
@@ -81,6 +81,7 @@ GOALS = (
     Goal("swiglu/peers", "level2_slowest", "time of level 2 against torch.compile", at_most=1.0),
     Goal("swiglu/peers", "level2_stored", "saved bytes of level 2 against plain", at_most=0.55),
     Goal("rush/ladder", "best.share", "share of the matmul throughput, attention counted in full", at_least=0.65),
+    Goal("rush/nulls", "luck", "deviation of equal trainings in one process", at_most=LUCK_HERE),
     Goal("rush/peers", "over_compiled", "speedup over compiled transformers", at_least=1.3),
     Goal("rush/peers", "alike_liger", "speedup over transformers with Liger and compile, same features", at_least=1.0),
     Goal("rush/peers", "speedup", "speedup over the fastest of three setups of transformers", at_least=1.3),

@@ -8,7 +8,21 @@ import pandas as pd
 from ..experiments.swiglu import GRADIENTS, derived_costs
 from ..experiments.swiglu.layer_variants import BUDGET, OURS, SAVES
 from ..lab.memory import GIB
-from ..lab.records.values import PERCENT, TIMES, Number, derived, lacking, mean_of, number, of_rounds, over, pick
+from ..lab.records.values import (
+    NOISY,
+    PERCENT,
+    TIMES,
+    Number,
+    derived,
+    is_noisy,
+    lacking,
+    mean_of,
+    number,
+    of_rounds,
+    over,
+    pick,
+    quiet,
+)
 from ..rush.rates import recorded_rates
 
 NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -130,7 +144,7 @@ def peers(rows: pd.DataFrame, ceilings: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(
         table=_by_dtype(rows),
         widths=", ".join(map(str, rows["hidden_dim"].unique())),
-        tokens=", ".join(f"{of['tokens'].max()} tokens in {NAMES[name]}" for name, of in rows.groupby("dtype")),
+        tokens=", ".join(f"{_tokens(of)} in {NAMES[name]}" for name, of in rows.groupby("dtype")),
         wide={NAMES[name]: of for name, of in rows[rows["hidden_dim"] == WIDTH].groupby("dtype")},
         half=_levels(rows, half),
         single=_levels(rows, "float32"),
@@ -141,20 +155,30 @@ def peers(rows: pd.DataFrame, ceilings: pd.DataFrame) -> SimpleNamespace:
     )
 
 
+def _tokens(rows: pd.DataFrame) -> str:
+    """`8192 tokens`, or for each number of tokens the widths that took them."""
+    widths = {int(tokens): of["hidden_dim"].unique() for tokens, of in rows.groupby("tokens")}
+    if len(widths) == 1:
+        return f"{min(widths)} tokens"
+    return ", ".join(f"{tokens} tokens at d = {' and '.join(map(str, of))}" for tokens, of in widths.items())
+
+
 def _slowest(level2: pd.DataFrame) -> Number:
-    """Of all shapes the largest ratio to the compiled module."""
-    if not level2["ratio_to_compiled"].notna().any():
+    """Of all shapes the largest ratio to the compiled module; of those measured in quiet, if there are any."""
+    beside = quiet(level2.dropna(subset="ratio_to_compiled"))
+    if not len(beside):
         return lacking("level 2 beside the compiled module", TIMES)
-    return of_rounds(level2.loc[level2["ratio_to_compiled"].idxmax()], "ratio_to_compiled", 2)
+    return of_rounds(beside.loc[beside["ratio_to_compiled"].idxmax()], "ratio_to_compiled", 2)
 
 
 def _by_dtype(rows: pd.DataFrame) -> pd.DataFrame:
     """Variants below each other, types and widths beside each other; of widths but `WIDTH` the times alone."""
     parts, several = [], rows["hidden_dim"].nunique() > 1
     for (dtype, width), of in rows.set_index("variant").groupby(["dtype", "hidden_dim"]):
+        marks = [NOISY * is_noisy(row) for row in of.to_dict("records")]
         spread = [
-            f"{number(middle)} ({number(low)}–{number(high)})"
-            for low, middle, high in of[["p20_ms", "median_ms", "p80_ms"]].to_numpy()
+            f"{number(middle)}{mark} ({number(low)}–{number(high)})"
+            for mark, (low, middle, high) in zip(marks, of[["p20_ms", "median_ms", "p80_ms"]].to_numpy(), strict=True)
         ]
         numbers = {f"ms at d = {width} (p20–p80)" if several else "ms (p20–p80)": spread}
         if width == WIDTH or not several:

@@ -26,7 +26,9 @@ LUCK = 0.02  # standard deviation of the log ratio of a program against itself o
 # The same on a CPU where a process returns the pages of freed memory: 0.02 to 0.17 of six small trainings on two cores.
 # What the C library asks for anew in each step differs between two starts. With pages kept all six are near `LUCK`.
 LUCK_RETURNED = 0.1
-LUCK_HERE = 0.002  # over trials of functions in one process
+# Over trials of functions in one process. Assumed, from no null trial: `rush/nulls` has what a GPU's trials show, once
+# it is recorded, and a goal compares both.
+LUCK_HERE = 0.002
 WEIGHT = 8  # starts that `LUCK` counts as, beside those of the trial
 SHOWN, DECIDED = 0.95, 0.99  # confidence of the interval that is shown, and of a verdict
 # A trial that looks at its result up to `MOST_LOOKS` times and ends when it is decided has this confidence at each, and

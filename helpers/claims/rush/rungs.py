@@ -18,7 +18,7 @@ TINY = "tiny"
 NAMED = {"fp32": ONEDNN, "tf32": "TF32", "mixed": MIXED, "flash": "FlashAttention", "compiled": "compile"}
 NAMED |= {"adamw": "fused AdamW"}
 PAGES = (START, BEST["cpu"])
-KEPT = ["rung", "gain", "tokens/s", "step_ms", "mfu", "matmul_share", "product_tflops", "peak_gib", "loss"]
+KEPT = ["rung", "gain", "baseline", "tokens/s", "step_ms", "mfu", "matmul_share", "product_tflops", "peak_gib", "loss"]
 LEFT = ["rung", "baseline", "gain", "compile_s", "peak_gib", "loss"]
 HEADS = {"gain": "speedup", "mfu": "MFU", "matmul_share": "share of matmul rate", "product_tflops": "matmul, TFLOP/s"}
 
@@ -51,7 +51,7 @@ def ladder(
     return SimpleNamespace(
         job=f"{first['model']}, sequences of {int(first['sequence'])} tokens, {first['text']}",
         model=first["model"],
-        rungs=rungs[KEPT].rename(columns=HEADS),
+        rungs=_named_baselines(rungs[KEPT]).rename(columns=HEADS),
         left=others[LEFT].rename(columns={"rung": "change"} | HEADS).assign(note=others["rung"].map(left)),
         gains=gains,
         forest=kept | {"all together": total},
@@ -65,6 +65,12 @@ def ladder(
         rung=rung,
         cost=SimpleNamespace(**costs, total=cost(rows, "step", best["rung"], START)),
     )
+
+
+def _named_baselines(rungs: pd.DataFrame) -> pd.DataFrame:
+    """Without the baselines that are the row above; without the column, if all are."""
+    rungs = rungs.assign(baseline=rungs["baseline"].where(rungs["baseline"] != rungs["rung"].shift()))
+    return rungs if rungs["baseline"].notna().any() else rungs.drop(columns="baseline")
 
 
 def _by_name(gains: dict[str, Number], rungs: pd.DataFrame, kind: str) -> SimpleNamespace:

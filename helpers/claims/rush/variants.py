@@ -2,10 +2,13 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 
 from ...experiments.rush.transformers_llama import ALIKE
+from ...lab.estimate import LUCK_HERE
 from ...lab.records.values import PERCENT, TIMES, Number, derived, lacking, paired
+from ...lab.trials import luck
 
 KINDS = {"kind": {"layer": "LayerNorm", "rms": "RMSNorm"}}
 COMPILED_ALIKE = f"transformers, fused AdamW, compile{ALIKE}"
@@ -42,6 +45,24 @@ def peers(rows: pd.DataFrame) -> SimpleNamespace:
         loss=Number(fastest["loss"], decimals=3),
         ours_loss=Number(fastest["ours_loss"], decimals=3),
         left_out="" if "transformers, fused AdamW" in set(rows["variant"]) else UNFUSED,
+    )
+
+
+def nulls(rows: pd.DataFrame) -> SimpleNamespace:
+    """Rungs in turns with themselves: intervals that leave 1 out, and the deviation of the ratios in one process."""
+    excluded, one = (rows["low"] > 1) | (rows["high"] < 1), rows[rows["processes"] == 1]
+    cells = rows.assign(trials=1, excluded=excluded, farthest=100 * (rows["ratio"] - 1).abs())
+    cells = cells.groupby(["step", "processes"], sort=False)
+    table = cells.agg({"trials": "sum", "pairs": "median", "excluded": "sum", "farthest": "max"})
+    heads = {"step": "rung", "excluded": "intervals without 1", "farthest": "farthest from 1, %"}
+    there = luck.of(np.log(one["ratio"]), one["starts"]) if len(one) else None
+    return SimpleNamespace(
+        table=table.reset_index().rename(columns=heads),
+        model=rows["model"].iloc[0],
+        luck=Number(there.value, PERCENT, there.low, there.high, there.trials, decimals=2)
+        if there
+        else lacking("trials in one process", PERCENT),
+        assumed=derived(LUCK_HERE, "assumed", PERCENT, 1),
     )
 
 

@@ -40,7 +40,8 @@ REDUCED_RUNS.sort(key=lambda run: run["seed"])
         cpu=20,
         gpu=8,
         big_gpu=14,
-        headline={"seed": (0,), "task": ("segmentation",), "precision": ("amp", "dynamic")},
+        headline={"seed": (0,), "task": ("segmentation",), "precision": ("fp32", "amp", "static", "dynamic")},
+        on_gpu=7,
     ),
 )
 def quality(task: str, precision: str, size: str, seed: int) -> Row:

@@ -137,7 +137,7 @@ def _trainings(seeds: int, *sizes: float) -> list[Row]:
     big_gpu=_trainings(3, 512, 6, 24_725, 20_000, MAX_LENGTH, 64, 1, 3e-4),
     version=3,
     columns="train_s peak_gib validation_loss validation_accuracy guess_loss guess_accuracy steps real_tokens source",
-    worth=Worth(20, "a whole training by batching", cpu=23.3, gpu=10, big_gpu=8),
+    worth=Worth(20, "a whole training by batching", cpu=23.3, gpu=10, big_gpu=8, on_gpu=8),
 )
 @without_cudnn_attention()
 def training(

@@ -22,8 +22,9 @@ OURS, TORCHTEXT = "BalancedBatchSampler", "torchtext's BucketIterator"
 @experiment(
     small=[{"samples": 1000, "batch_size": 8}],
     cpu=[{"samples": 10**6, "batch_size": b} for b in (32, 256)],
+    gpu=[],  # a sampler is the host's, as below
     columns="variant candidate_share padding_share fill",
-    worth=Worth(2, "padding by sampler", cpu=4.6, gpu=5, big_gpu=4),
+    worth=Worth(2, "padding by sampler", cpu=4.6),
 )
 def padding(samples: int, batch_size: int) -> list[Row]:
     """How much of each variant's batches is padding, how full they are, and how freely they are shuffled.
@@ -64,9 +65,10 @@ def _candidate_share(lengths: np.ndarray, k: int) -> float:
 @experiment(
     small=[{"samples": n, "variant": name} for n in (1000, 4000) for name in (OURS, TORCHTEXT)],
     cpu=[{"samples": 10**power, "variant": name} for power in range(3, 8) for name in (OURS, TORCHTEXT)],
+    gpu=[],
     columns="init_s first_batch_ms batch_us n",
     missing=lambda variant, **_: missing_because("torchtext") if variant == TORCHTEXT else "",
-    worth=Worth(2, "the cost of a sampler", cpu=5.9, gpu=6, big_gpu=5),
+    worth=Worth(2, "the cost of a sampler", cpu=5.9),
 )
 def sampler_scaling(samples: int, variant: str) -> Row:
     """What a sampler of batches of 32 costs: to make, until an epoch's first batch, and a batch, over whole epochs."""

@@ -16,10 +16,11 @@ from .training_steps import training
 @experiment(
     small=[{"case": "printing"}],
     cpu=[{"case": name} for name in CASES],
+    gpu=[],
     version=2,
     columns="variant outcome",
     timed=False,
-    worth=Worth(1, "what a compiler leaves as it is", cpu=0.6, gpu=1, big_gpu=1.5),
+    worth=Worth(1, "what a compiler leaves as it is", cpu=0.6),
 )
 def semantics(case: str) -> list[Row]:
     """Outcome of capturing a function by each variant, and calling it along another path than its example's."""

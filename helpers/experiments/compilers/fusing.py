@@ -152,7 +152,7 @@ CASES: dict[str, Callable[[int], Job]] = {
     gpu=[{"case": case, "size": size} for case in CASES for size in (2**20, 2**24)],
     version=3,
     columns=TIMES + "variant kernels kernel_names bytes_moved bytes_least",
-    worth=Worth(30, "bytes and kernels of a fused chain", cpu=3.6, gpu=4, big_gpu=7),
+    worth=Worth(30, "bytes and kernels of a fused chain", cpu=3.6, gpu=4, big_gpu=7, on_gpu=6),
 )
 def fusion(case: str, size: int) -> list[Row]:
     """Kernels, bytes moved and time of eager and of the other variants of a case, as a row each, from one comparison.

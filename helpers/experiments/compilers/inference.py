@@ -17,6 +17,7 @@ from ...lab import Worth, device, experiment
 from ...lab.arguments import check_choice
 from ...lab.precision import fp32_products
 from ...lab.records import Row
+from ...lab.records.experiment import LAST
 from ...lab.timing import check_agreement
 from . import workloads
 from .side_by_side import SPEEDS, Runs, side_by_side, waited
@@ -43,7 +44,7 @@ def backends_for(model: str, batch: int) -> list[str]:
     gpu=workloads.each(BOTH, "fp16", (1, 8, 64)) + workloads.each(BOTH, "fp32", (8,)),
     version=3,
     columns=SPEEDS + "backend version",
-    worth=Worth(20, "latency by backend", cpu=43.5, gpu=20, big_gpu=85),
+    worth=Worth(20, "latency by backend", cpu=43.5, gpu=20, big_gpu=85, on_gpu=LAST),
 )
 def latency(model: str, precision: str, batch: int) -> list[Row]:
     """Latency of a model by each backend and by eager, in turn, after their outputs were compared."""

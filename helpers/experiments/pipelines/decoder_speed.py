@@ -20,8 +20,9 @@ MEAN_TOLERANCE = 2.0
 @experiment(
     small=[{"width": 160, "height": 120}],
     cpu=[{"width": 400, "height": 300}, {"width": 160, "height": 120}],
+    gpu=[],
     columns="variant scale median_ms p20_ms p80_ms n mean_difference",
-    worth=Worth(3, "decoders of images", cpu=2.3, gpu=2, big_gpu=2),
+    worth=Worth(3, "decoders of images", cpu=2.3),
 )
 def decoding(width: int, height: int) -> list[Row]:
     """A row a decoder, timed in turn in one thread of this process on the same images, after a check against Pillow.

@@ -94,11 +94,12 @@ def _passes() -> list[Row]:
         for format in VARIANTS
     ],
     cpu=_passes(),
+    gpu=[],
     version=2,
     missing=lambda format, **_: missing_because(*FORMATS[VARIANTS[format][0]].NEEDS),
     columns="build_s files payload_bytes bytes_allocated samples_per_s samples_per_s_p20 "
     "samples_per_s_p80 mb_per_s n cache raw_s? subset_s? find_s? workers?",
-    worth=Worth(2, "file formats", cpu=3.5, gpu=3, big_gpu=3),
+    worth=Worth(2, "file formats", cpu=3.5),
 )
 def formats(kind: str, format: str, samples: int, order: str, cached: str) -> Row:
     """Speed of an epoch in a format, `samples_per_s` (median, p20, p80), with all bytes read; and what else it costs.

@@ -59,10 +59,11 @@ class JpegCrops(Dataset):
 @experiment(
     small=[PLAIN | {"step_ms": 1.0, "workers": 0}],
     cpu=SIMULATED,
+    gpu=[],  # the device is simulated
     same_work=False,  # several workers' batches come in bursts
     missing=lambda decode, **_: missing_because(*decoders.VARIANTS[decode].needs),
     columns="sample_ms samples_per_s idle_share predicted_idle_share wait_ms startup_s",
-    worth=Worth(3, "how idle a device is by workers", cpu=3.2, gpu=3, big_gpu=3),
+    worth=Worth(3, "how idle a device is by workers", cpu=3.2),
 )
 def loader(step_ms: float, workers: int, prefetch: int, decode: str) -> Row:
     """A loop of steps fed by a `DataLoader`: the share of time in which a simulated device waits for data.

@@ -71,9 +71,10 @@ VECTORISED: dict[str, Callable[[np.ndarray], Any]] = {
 @experiment(
     small=[{"program": "integers", "size": 1000}],
     cpu=[{"program": program, "size": size} for program, sizes in SIZES.items() for size in sizes],
+    gpu=[],
     version=2,
     columns="variant median_ms p20_ms p80_ms n compile_s? speedup? turns?",
-    worth=Worth(2, "Python compiled", cpu=1.8, gpu=2, big_gpu=2),
+    worth=Worth(2, "Python compiled", cpu=1.8),
 )
 def jit(program: str, size: int) -> list[Row]:
     """A row a variant for a loop of `size` turns: times of a call, in turn in this process.

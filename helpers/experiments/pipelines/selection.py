@@ -42,11 +42,11 @@ class Split(NamedTuple):
     test_labels: Tensor
 
 
-def _selections(seeds: int) -> list[Row]:
+def _selections() -> list[Row]:
     """Each variant at each share, and at 0.3 with as many steps as for all samples."""
     return [
         {"budget": "epochs", "variant": variant, "share": share, "seed": seed} | change
-        for seed in range(seeds)
+        for seed in range(5)
         for variant in VARIANTS
         for share in SHARES
         if share or variant == RANDOM
@@ -57,12 +57,12 @@ def _selections(seeds: int) -> list[Row]:
 
 @experiment(
     small=[{"variant": variant, "share": 0.3, "budget": "epochs", "seed": 0} for variant in (LEAST, RANDOM)],
-    cpu=_selections(5),
-    gpu=_selections(10),
+    cpu=_selections(),
+    gpu=[],
     missing=lambda **_: missing_because("scikit-learn"),
     columns=COLUMNS,
     timed=False,
-    worth=Worth(1, "which samples can go", cpu=0.8, gpu=2, big_gpu=4),
+    worth=Worth(1, "which samples can go", cpu=0.8),
 )
 def forgetting(variant: str, share: float, budget: str, seed: int) -> Row:
     """Test accuracy after leaving out a `share` of the training samples: the least forgotten, random ones, or the most.

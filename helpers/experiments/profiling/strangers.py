@@ -18,6 +18,7 @@ from ...faults import entries, planted_by
 from ...lab import Worth, experiment
 from ...lab.machine import missing_because
 from ...lab.records import Row
+from ...lab.records.experiment import LAST
 from ...profiling import diagnose
 from ...trying import try_edited, try_script
 from ...trying.answer import Tried
@@ -52,11 +53,12 @@ DEAREST = sorted(GPU_CASES, key=lambda name: -GPU_CASES[name]["gain"])[:3]
 @experiment(
     small=[{"loop": "kept_losses"}],
     cpu=[{"loop": name} for name in CASES],
+    gpu=[],  # these loops are a CPU's
     columns="apart first right line_right place? promised? gained? gained_low? gained_high? alarm? "
     "alarm_tried? seconds_to_answer told",
     version=4,
     timed=False,
-    worth=Worth(10, "is the fault of a loop named", cpu=34.4, gpu=35, big_gpu=30),
+    worth=Worth(10, "is the fault of a loop named", cpu=34.4),
 )
 def loops(loop: str) -> Row:
     """A loop's first finding, the true cause's place among the findings, and its promise beside what the fix gains.
@@ -86,7 +88,7 @@ def loops(loop: str) -> Row:
 @experiment(
     small=[{"tool": "py-spy", "loop": "kept_losses"}],
     cpu=[{"tool": tool, "loop": name} for tool in PEERS for name, case in CASES.items() if not case.get("ranks")],
-    gpu=[],  # these loops are a CPU's
+    gpu=[],
     columns="line right",
     missing=lambda tool, loop: missing_because(tool),
     timed=False,
@@ -137,7 +139,7 @@ def _by_scalene(script: Path, folder: Path) -> dict[int, float]:
     columns="first right place? promised? predicted seconds_to_answer",
     missing=lambda loop: missing_because("CUDA"),
     timed=False,
-    worth=Worth(30, "is the fault of a loop on a GPU named", gpu=17, big_gpu=17),
+    worth=Worth(30, "is the fault of a loop on a GPU named", gpu=17, big_gpu=17, on_gpu=11),
 )
 def gpu_loops(loop: str) -> Row:
     """What `profile` says first within seconds, and whether that is the cause; the gain that arithmetic predicted."""
@@ -154,7 +156,7 @@ def gpu_loops(loop: str) -> Row:
     columns="change gained? gained_low? gained_high? verdict",
     missing=lambda loop, by: missing_because("CUDA"),
     timed=False,
-    worth=Worth(15, "what the fix of a GPU's fault gains", gpu=28, big_gpu=28),
+    worth=Worth(15, "what the fix of a GPU's fault gains", gpu=28, big_gpu=28, on_gpu=LAST),
 )
 def gpu_gains(loop: str, by: str) -> Row:
     """The share of an iteration that the fix takes away, in pairs: by hand, or all that `try` finds from outside."""

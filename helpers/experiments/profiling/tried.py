@@ -54,10 +54,11 @@ switched.run(frozenset(fixes), preset="cpu", path=path, epochs=1000)
 @experiment(
     small=[{"script": "anomaly_mode"}],
     cpu=[{"script": name} for name in (*CHANGES, *BY_HAND)],
+    gpu=[],
     columns="change kind tried? tried_low? tried_high? verdict losses by_hand? by_hand_low? by_hand_high? told?",
     version=3,
     timed=False,
-    worth=Worth(10, "what `try` finds", cpu=51.6, gpu=50, big_gpu=50),
+    worth=Worth(10, "what `try` finds", cpu=51.6),
 )
 def tried(script: str) -> Row:
     """The share of a step's time that goes by a change from outside, and by the same change in the script.

@@ -4,4 +4,5 @@ from .kernels import norms, adam, lecture  # isort: skip
 from .ranks import memory_alone  # isort: skip
 from .steps import ladder, peers, loading, batch  # isort: skip
 from .pairs import pairs, allocator  # isort: skip
+from .nulls import nulls  # isort: skip
 from .ranks import distributed, memory_plan  # isort: skip

@@ -40,7 +40,7 @@ def _pairs(kind: str, sizes: Row) -> list[Row]:
     version=4,
     timed=False,
     missing=lambda rung, **sizes: missing(step=rung, **sizes),
-    worth=Worth(100, RUNG_BY_RUNG, cpu=58, gpu=25, big_gpu=12, headline={"rung": HEADLINES}),
+    worth=Worth(100, RUNG_BY_RUNG, cpu=58, gpu=25, big_gpu=12, headline={"rung": HEADLINES}, on_gpu=2),
 )
 def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -> Row:
     """A kept rung of the ladder against the one it stands on, and the best against the plain loop."""

@@ -35,8 +35,9 @@ HELD = ["parameter_bytes", "gradient_bytes", "optimizer_bytes"]
 @experiment(
     small=[{"ranks": 2}],
     cpu=[{"ranks": ranks} for ranks in (1, 2, 4)],
+    gpu=[],  # the ranks are processes on CPUs
     columns=["strategy", "step_ms", *HELD, "last_loss"],
-    worth=Worth(2, "strategies on many ranks", cpu=5.9, gpu=8, big_gpu=12),
+    worth=Worth(2, "strategies on many ranks", cpu=5.9),
 )
 def distributed(ranks: int) -> list[Row]:
     """The tiny model on real CPU processes, by each strategy: bytes a rank, and the loss after 20 steps.
@@ -59,9 +60,10 @@ def distributed(ranks: int) -> list[Row]:
 @experiment(
     small=[{"model": TINY, "strategy": "zero3", "ranks": 2}],
     cpu=[{"model": EIGHT_B, "strategy": name, "ranks": ranks} for name in SHARDED for ranks in (2, 8, 64, 512)],
+    gpu=[],  # counted on tensors without memory
     columns="peak_gib",
     memory_here=False,
-    worth=Worth(1, "memory on many cards, counted", cpu=8.1, gpu=8, big_gpu=5),
+    worth=Worth(1, "memory on many cards, counted", cpu=8.1),
 )
 def memory_plan(model: str, strategy: str, ranks: int) -> Row:
     """SIMULATED: memory of one of `ranks` ranks with one sequence each; the other ranks do not exist."""

@@ -100,6 +100,8 @@ def missing(**config: object) -> str:
         gpu=20,
         big_gpu=15.5,
         headline={"step": HEADLINES},
+        on_gpu=1,
+        one_run=True,
     ),
 )
 def ladder(model: str, sequence: int, step: str, trial_s: float = 0.0) -> Row:

@@ -246,7 +246,13 @@ SWEEP_BIG_GPU = SWEEP_TASK + _shapes(  # one thing grows at a time
         *("n", "peak_gib"),
     ),
     worth=Worth(
-        4, "time and stored bytes of each level by size", cpu=6.6, gpu=2, big_gpu=2, headline={"dtype": ("float32",)}
+        4,
+        "time and stored bytes of each level by size",
+        cpu=6.6,
+        gpu=2,
+        big_gpu=2,
+        headline={"dtype": ("float32",)},
+        on_gpu=9,
     ),
 )
 def sweep(

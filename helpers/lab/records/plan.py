@@ -2,9 +2,10 @@
 
 Rows come in the order of their worth a second, so that the time there is goes to those that a reader would miss most: a
 table's headline rows, then its others; on a GPU first in the order that tables declare. A table of one run is measured
-whole or not at all. Last, where there is a limit of time, come rows that are recorded as noisy. Time and memory are those of recorded rows of the same table and class of
-machine: of the same configurations where some machine has recorded them, else the mean of the others, else what the
-table declares. A plan costs some milliseconds a table, and touches no device.
+whole or not at all. Last, where there is a limit of time, come rows that are recorded as noisy. Time and memory are
+those of recorded rows of the same table and class of machine: of the same configurations where some machine has
+recorded them, else the mean of the others, else what the table declares. A plan costs some milliseconds a table, and
+touches no device.
 """
 
 from collections import Counter
@@ -83,9 +84,7 @@ class Plan:
         return _sum(self.jobs)
 
 
-def plan(
-    e: Experiment, preset: str | None = None, *, results: Path | str | None = None, again: bool = False
-) -> Plan:
+def plan(e: Experiment, preset: str | None = None, *, results: Path | str | None = None, again: bool = False) -> Plan:
     """What `measure` would measure of a table; `preset` is the machine's class unless given.
 
     `again`: rows that this machine has recorded as noisy are measured once more.
@@ -253,10 +252,10 @@ def _by_runs(jobs: list[Pending], seconds: float) -> list[str]:
             rows.append(f"  {name}: {len(table)} {'noisy ' * noisy}rows, {_sum(table) or 0:.0f} s")
     first, done = of_runs[0] if of_runs else [], {id(job) for chosen in of_runs for job in chosen}
     left = [job for job in jobs if all(job is not other for other in first) and not job.noisy]
-    rows.append(f"in {seconds:g} s: {len(first)} configurations; {minutes(_sum(left))} minutes remain")
     over = [job for job in jobs if id(job) not in done]
-    rest = f"; {len(over)} configurations don't fit into one" if over else ""
-    return [*rows, f"all in {len(of_runs)} runs of {seconds:g} s{rest}"]
+    rest = f"; {len(over)} don't fit into one" if over else ""
+    line = f"in {seconds:g} s: {len(first)} configurations; {minutes(_sum(left))} minutes remain"
+    return [*rows, f"{line}; all in {len(of_runs)} runs{rest}"]
 
 
 def _sum(jobs: Iterable[Pending]) -> float | None:

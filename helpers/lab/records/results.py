@@ -60,8 +60,13 @@ class Results:
         return recorded(self.experiment, machine=machine) if machine else Results(self.experiment, self.rows.iloc[:0])
 
     @property
+    def runs(self) -> int:
+        """How many processes measured the rows that hold figures; older rows count by their day and commit."""
+        return len(set(map(store.run_of, self.measured.to_dict("records"))))
+
+    @property
     def origin(self) -> str:
-        """For a caption: the machine, where it is not the one that page 1 names, and rows of an older method."""
+        """For a caption: the machine, where it is not the one that page 1 names, several runs, and older methods."""
         if not len(self.rows):
             return ""
         notes = []
@@ -70,6 +75,8 @@ class Results:
             notes.append("On the CPU." if only_cpu else f"Measured on {name}.")
         if old := int((self.rows["method"] != str(self.experiment.version)).sum()):
             notes.append(f"{old} rows by an older method.")
+        if self.runs > 1:
+            notes.append(f"Rows of {self.runs} runs.")
         return " ".join(notes)
 
 
@@ -93,8 +100,17 @@ class Named:
     def on_cpu(self) -> "Named":
         """The same numbers of the CPU that is measured; of nothing where a CPU is shown itself."""
         shown = self.sources[0].machine
-        cpu = "" if not shown or shown.startswith("cpu-") else _folder(store.devices(cpu=True))
-        return Named(self._claims, *(tuple(each.of(cpu) for each in of) for of in (self.sources, self._beside)))
+        return self._of("" if not shown or shown.startswith("cpu-") else _folder(store.devices(cpu=True)))
+
+    @property
+    def on_gpu(self) -> "Named":
+        """The same numbers of the GPU that is measured, where a CPU is shown as it has more rows; else of nothing."""
+        shown = self.sources[0].machine
+        gpu = _folder(store.devices()) if shown.startswith("cpu-") else ""
+        return self._of(gpu)
+
+    def _of(self, folder: str) -> "Named":
+        return Named(self._claims, *(tuple(each.of(folder) for each in of) for of in (self.sources, self._beside)))
 
     @property
     def origin(self) -> str:
@@ -104,7 +120,7 @@ class Named:
     def _values(self) -> dict[str, Any]:
         tables = [table.measured for table in (*self.sources, *self._beside)]
         values = vars(self._claims(*tables))
-        if hidden := {"measured", "on_cpu", "origin", "sources"} & values.keys():
+        if hidden := {"measured", "on_cpu", "on_gpu", "origin", "sources"} & values.keys():
             raise AttributeError(f"{self._claims.__qualname__} names {', '.join(hidden)}, which a table has itself")
         return values
 

@@ -59,7 +59,8 @@ def measure(
 
     `preset` is the machine's class (`device_class`) unless given. The rows of most worth a second come first
     (`plan.in_order`). With `seconds`, none is started that is expected to take longer than the time left: smaller ones
-    are; and what is left then goes to rows that this machine has recorded as noisy. A call with the same arguments resumes, also on another machine of the same card that has these records.
+    are; and what is left then goes to rows that this machine has recorded as noisy. A call with the same arguments
+    resumes, also on another machine of the same card that has these records.
     A configuration that raises, or whose variant disagrees with the reference, is recorded as failed. An error that
     leaves the device unusable is raised.
 

@@ -172,7 +172,7 @@ def reach_of_median(p20: float, p80: float, runs: float) -> float:
 def of_rounds(row: pd.Series, column: str, decimals: int | None = None) -> Number:
     """A ratio whose variants took turns, from its median over n rounds and their spread."""
     runs = 0 if math.isnan(reach := _reach(row, column)) else int(row["n"])
-    return Number(float(row[column]), TIMES, n=runs, decimals=decimals, reach=reach).bounded()
+    return Number(float(row[column]), TIMES, n=runs, decimals=decimals, reach=reach, noisy=is_noisy(row)).bounded()
 
 
 def paired(row: Any, unit: str = TIMES) -> Number:
@@ -197,6 +197,12 @@ def _verdict_of(row: Any) -> str:
 def is_noisy(row: Any) -> bool:
     """Whether a row was recorded beside noise, and stayed so."""
     return isinstance(row.get("noisy"), str) and bool(row["noisy"])
+
+
+def quiet(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that weren't recorded beside noise; all, if there are no others."""
+    still = rows[[not is_noisy(row) for row in rows.to_dict("records")]]
+    return still if len(still) else rows
 
 
 def share_of(right: int, total: int) -> Number:
