@@ -152,7 +152,11 @@ def test_chapters_are_found_and_tables_selected_once():
 
 
 def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():
-    of_cpus = ("allocator", "nulls", "slowdowns", "stage_steps")
+    of_cpus = "rush/allocator profiling/nulls profiling/slowdowns profiling/peers profiling/loops profiling/tried "
+    of_cpus += "summary/stage_steps batching/padding batching/sampler_scaling compilers/semantics pipelines/formats "
+    of_cpus += (
+        "pipelines/decoding pipelines/loader pipelines/jit pipelines/forgetting rush/distributed rush/memory_plan"
+    )
     for e in select([]):
         assert e.about and e.worth.answers and 1 <= e.worth.row <= 100
         of_big_gpu = e.configurations("big-gpu")
@@ -163,7 +167,7 @@ def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():
             absent = {
                 "cpu",
                 "gpu",
-                *(["big-gpu"] if e.table in of_cpus or e.name == "profiling/peers" else []),
+                *(["big-gpu"] if e.name in of_cpus.split() else []),
                 *(["small"] if e.table == "loops" else []),
             }  # whole trials, of which none is small
             assert configs or preset in absent  # what needs a GPU, or a big one

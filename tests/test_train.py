@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.commands import main
 from helpers.text import SyntheticText
 from helpers.train import DATA, PRECISIONS, Setup, build_task, build_trainer, train
-from helpers.training import Trainer
+from helpers.training import Trainer, cars
 from helpers.training.loop import fit
 
 
@@ -36,6 +36,13 @@ def test_a_learning_rate_that_decays_falls_to_zero_over_all_epochs():
     assert rates == pytest.approx([trainer.task.learning_rate * (1 - done / 8) for done in range(8)])
     with pytest.raises(ValueError, match="preset is 'long'"):
         Setup(task="lm", preset="long")
+
+
+def test_where_accuracy_is_a_goal_the_rate_decays(monkeypatch):
+    pictures = {name: (torch.zeros(2, 3, 8, 8), torch.zeros(2, 1, 8, 8)) for name in ("train", "validation")}
+    monkeypatch.setattr(cars, "_pictures", lambda *_: ("none", pictures))
+    for preset in ("long", "full"):
+        assert cars.segmentation_task(preset, None, torch.device("cpu"), seed=0).decays
 
 
 def test_micro_batches_make_gradients_smaller_and_nothing_else():

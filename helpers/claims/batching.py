@@ -178,10 +178,10 @@ def training(rows: pd.DataFrame) -> SimpleNamespace:
         rows.pivot(index="seed", columns="data", values=name).reindex(columns=[*STEPS, BY_TOKENS])
         for name in ("validation_loss", "train_s")
     )
-    first = rows.iloc[0]
+    first, seeds = rows.iloc[0], rows["seed"].nunique()
     return SimpleNamespace(
         table=table.reset_index(),
-        sizes=f"{rows['seed'].nunique()} seeds, {first['real_tokens']:,} real tokens, width {first['width']}, "
+        sizes=f"{seeds} seed{'s' * (seeds > 1)}, {first['real_tokens']:,} real tokens, width {first['width']}, "
         f"batches of {first['batch_size']}, samples cut to {first['max_length']} tokens",
         batch=int(first["batch_size"]),
         packed_speedup=over_runs(seconds[BRAIN], seconds[PACKED]),

@@ -188,3 +188,21 @@ def test_predictions_stand_beside_a_gpus_rungs_that_fit_can_express():
     assert [float(error) for error in told.table["off by"]] == pytest.approx(ratios)
     assert float(told.memory_error) == pytest.approx(sum(abs(float(each)) for each in told.table["count off by"]) / 2)
     assert not len(rush.predicted(rows.assign(preset="cpu")).table)
+
+
+def test_a_gain_over_a_baseline_without_a_row_names_it():
+    pair = {"ratio": 0.5, "low": 0.4, "high": 0.7, "pairs": 16}
+    rows = rungs({START: 100.0, "TF32": 150.0, "batch 8": 450.0}, preset="big-gpu", baseline="batch 4", **pair)
+    table = rush.ladder(rows).rungs.set_index("rung")
+    assert table["baseline"].dropna().to_dict() == {"batch 8": "batch 4"}
+    assert "baseline" not in rush.ladder(rungs()).rungs
+
+
+def test_rungs_against_themselves_tell_the_deviation_of_trials_in_one_process():
+    row = {"model": "tiny", "low": 0.99, "high": 1.02, "pairs": 8, "starts": 1}
+    rows = [row | {"step": "a", "processes": 1, "ratio": ratio} for ratio in (0.998, 1.002, 1.001)]
+    rows.append(row | {"step": "a", "processes": 2, "ratio": 1.05, "low": 1.01})
+    nulls = rush.nulls(pd.DataFrame(rows))
+    assert nulls.luck.value == pytest.approx(1.73e-3, rel=1e-2) and nulls.luck.n == 3
+    assert nulls.table["intervals without 1"].tolist() == [0, 1]
+    assert not rush.nulls(pd.DataFrame(rows[3:])).luck.measured

@@ -88,6 +88,15 @@ def test_the_bound_is_the_products_at_the_best_rate():
     assert {"bf16 ms at d = 64 (p20–p80)", "bf16 ms at d = 2048 (p20–p80)", "bf16 peak, MiB"} < set(wide)
 
 
+def test_a_noisy_row_is_marked_and_no_goal_takes_it_beside_a_quiet_one():
+    narrow = layer("level 2", 130, 0.53, hidden_dim=64) | {"noisy": "p80 is 1.37 times p20", "seq_len": 500}
+    peers = swiglu.peers(pd.concat([LAYERS.assign(noisy=""), pd.DataFrame([narrow])]), CEILINGS)
+    assert f"{peers.level2_slowest:brief}" == "1.04×"
+    assert peers.tokens == "500 tokens at d = 64, 1000 tokens at d = 2048 in bf16, 1000 tokens in fp32"
+    assert peers.table.set_index("variant").loc["level 2", "bf16 ms at d = 64 (p20–p80)"] == "130† (129–131)"
+    assert f"{swiglu.peers(pd.DataFrame([narrow]), CEILINGS).level2_slowest:brief}" == "1.30×†"
+
+
 def test_the_tasks_own_table_agrees_with_its_allocations():
     printed = swiglu.printed()
     np.testing.assert_allclose(printed.table["reduction_gib"], printed.table["derived_gib"], atol=1e-3)

@@ -94,13 +94,13 @@ def plan(e: Experiment, preset: str | None = None, *, results: Path | str | None
     configs, missing = e.configurations(preset), _missing(e, preset, here)
     noisy = _noisy(e, preset, here) if again and e.timed and preset != "small" and not e.worth.one_run else []
     recorded = _recorded(e, results) if missing or noisy else []
-    jobs: tuple[list[Pending], list[Pending]] = [], []
+    jobs: list[Pending] = []
     for config, seconds in zip([*missing, *noisy], _expected(e, preset, [*missing, *noisy], recorded), strict=True):
         reason = e.missing_because(config)
-        pending = Pending(e, config, preset, 0.0 if reason else seconds, reason, config in noisy)
-        jobs[pending.noisy].append(pending)
-    gib = _largest(e, preset, recorded) if any(not job.reason for job in jobs[False]) else None
-    return Plan(e, preset, len(configs) - len(missing), *map(tuple, jobs), gib)
+        jobs.append(Pending(e, config, preset, 0.0 if reason else seconds, reason, config in noisy))
+    first, more = tuple(jobs[: len(missing)]), tuple(jobs[len(missing) :])
+    gib = _largest(e, preset, recorded) if any(not job.reason for job in first) else None
+    return Plan(e, preset, len(configs) - len(missing), first, more, gib)
 
 
 def is_one_run(e: Experiment, preset: str) -> bool:

@@ -12,7 +12,7 @@ import torch
 from helpers.lab import Disagreement, machine, measure, records
 from helpers.lab.machine import OthersLoad, device_name, project_root, slug
 from helpers.lab.records import runner, store
-from helpers.lab.records.experiment import PRESETS, Experiment, experiment, is_out_of_memory
+from helpers.lab.records.experiment import PRESETS, Experiment, Worth, experiment, is_out_of_memory
 
 CALLS = []
 
@@ -291,3 +291,24 @@ def test_each_class_of_machine_has_its_sizes():
     assert of_gpus.configurations("cpu") == []
     of_all = experiment(small=[{"size": 1}], cpu=[{"size": 2}])(three)
     assert of_all.configurations("big-gpu") == [{"size": 2}]
+
+
+@pytest.mark.parametrize(("spread", "recorded"), [(1.1, 1.1), (1.9, 2.0), (None, 2.0)])
+def test_with_seconds_left_a_noisy_row_is_measured_once_more_and_replaced_if_it_is_quiet(
+    spread, recorded, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(runner, "ATTEMPTS", 1)
+    spreads = iter([2.0] if spread is None else [2.0, spread])
+    e = Experiment("chapter", "noise", lambda: {"p20_ms": 1.0, "p80_ms": next(spreads)}, {"cpu": [{}]}, version=1)
+    measure([e], "cpu", results=tmp_path)
+    measure([e], "cpu", results=tmp_path)  # without seconds it is left as it is
+    assert measure([e], "cpu", results=tmp_path, seconds=60).left == 0
+    assert read(e, tmp_path)["p80_ms"].tolist() == [recorded]
+    assert [bool(noise) for noise in read(e, tmp_path)["noisy"]] == [recorded != 1.1]
+
+
+def test_rows_name_their_run_and_a_table_of_one_run_is_begun_only_if_all_of_it_fits(tmp_path):
+    ladder = dataclasses.replace(SQUARES, worth=Worth(9, "Why?", cpu=10, one_run=True))
+    assert measure([ladder], "cpu", results=tmp_path, seconds=29).measured == 0 == len(CALLS)
+    assert measure([ladder], "cpu", results=tmp_path, seconds=40).measured == 3
+    assert read(ladder, tmp_path)["run"].tolist() == [machine.BEGAN] * 3

@@ -87,11 +87,48 @@ def test_what_does_not_fit_gives_way_to_smaller_rows_and_is_named(results):
     rows = in_order(plans)
     assert [p.experiment.table for p in within(rows, 100)] == ["long", "long", "short", "short"]
     *_, said, _ = lines(plans, seconds=100)
-    assert said == "in 100 s: 4 configurations; 0.8 minutes remain"
+    assert said == "in 100 s: 4 configurations; 0.8 minutes remain; all in 2 runs"
     total_line, *tables = missing(rows[2:4])
     assert total_line == "missing: 2 rows, 0.8 minutes"
     assert tables == ["  chapter/long: 1 rows, 0.7 minutes", "  chapter/short: 1 rows, 0.1 minutes"]
     assert not missing([])
+
+
+def test_a_table_of_one_run_is_measured_whole_in_its_own_order_or_not_at_all(record):
+    ladder = worth("table", 90, 30, size=(3,))
+    ladder = replace(ladder, worth=replace(ladder.worth, one_run=True))
+    for size in (2, 3, 4):
+        record("cpu", size, name=device_name(), seconds=30)
+    assert plan(ladder, "cpu").missing == 0  # of whichever run
+    record("cpu", 4, name=device_name(), status="failed: it broke")
+    other, rows = worth("other", 1, 30), [plan(ladder, "cpu")]
+    assert [job.config["size"] for job in in_order(rows)] == [2, 3, 4]
+    assert plan(replace(ladder, worth=Worth(90, "Why?")), "cpu").missing == 1
+    both = in_order([*rows, plan(other, "cpu")])
+    assert [job.experiment.table for job in within(both, 80)] == ["other", "other"]
+    assert [job.experiment.table for job in within(both, 100)] == ["table"] * 3
+    record("cpu", 2, name=device_name(), run=machine.BEGAN)
+    assert [job.config["size"] for job in plan(ladder, "cpu").jobs] == [3, 4]
+
+
+def test_noisy_rows_come_again_after_all_that_is_missing(record):
+    noisy, other = worth("table", 90, 1), worth("other", 1, 50)
+    for size in (2, 3, 4):
+        record("cpu", size, name=device_name(), seconds=1, noisy="others used 2 cores" if size == 3 else "")
+    assert plan(noisy, "cpu").missing == 0 and not plan(noisy, "cpu").again
+    plans = [plan(e, "cpu", again=True) for e in (noisy, other)]
+    assert plans[0].missing == 0
+    *first, last = in_order(plans)
+    assert [job.experiment.table for job in first] == ["other"] * 3
+    assert (last.experiment.table, last.config["size"], last.worth) == ("table", 3, 9)
+    said = lines(plans, seconds=110)
+    assert said[3:7] == [
+        "run 1: 101 s",
+        "  chapter/other: 2 rows, 100 s",
+        "  chapter/table: 1 noisy rows, 1 s",
+        "run 2: 50 s",
+    ]
+    assert not plan(replace(noisy, timed=False), "cpu", again=True).again
 
 
 def test_a_declared_time_counts_until_a_row_of_the_class_is_recorded(record):
@@ -170,6 +207,35 @@ def test_each_machine_is_told_what_it_would_run(name, as_if_on, capsys):
     assert all(line[1] == preset for line in shown)
     assert sum(int(line[2]) for line in shown) == int(said.split()[0]) > 300
     assert dict(findings())["measure would run"] == f"{preset} sizes, {said}"
+
+
+def test_a_plan_for_a_gpu_that_is_not_there_has_its_order_and_its_torch(results, capsys):
+    row = {"step": "TF32", "status": "ok", "gpu": "NVIDIA H200", "preset": "big-gpu"} | ORIGIN
+    store.replace(store.path("nvidia-h200", "rush", "ladder"), [row | {"torch": "2.11.0+cu130"}])
+    command = ["measure", "--dry-run", "--machine", "nvidia-h200", "--seconds", "650"]
+    assert main(command) == 0
+    head, *said = capsys.readouterr().out.splitlines()
+    assert head.startswith("as if on h200")
+    assert "  1 can't run here: F.linear_cross_entropy isn't in torch 2.11.0+cu130" in said
+    assert "; 1 of the missing can't run here; " in said[-1]
+    runs = said[said.index(next(line for line in said if line.startswith("run 1: "))) :]
+    tables = list(dict.fromkeys(line.split(":")[0].strip() for line in runs if line.startswith("  ")))
+    asked = "rush/ladder rush/nulls compilers/fusion amp/quality batching/training swiglu/sweep rush/checkpointing"
+    declared = [*asked.split(), "profiling/gpu_loops"]
+    assert [name for name in tables if name in declared] == declared
+    assert {*tables[-2:]} == {"compilers/latency", "profiling/gpu_gains"}
+    assert not {"pipelines/formats", "profiling/loops", "compilers/semantics"} & {*tables}
+    (ladder,) = [line for line in runs if line.startswith("  rush/ladder")]
+    assert runs.index(ladder) == 1 and ladder.startswith("  rush/ladder: 19 rows")
+    assert sum(int(line.split()[2]) <= 650 for line in runs if line.startswith("run ")) > 3
+    assert hasattr(torch.nn.functional, "linear_cross_entropy") and not torch.cuda.is_available()
+
+
+def test_a_plan_is_only_for_a_card_that_is_known(results, capsys):
+    assert main(["measure", "--dry-run", "--machine", "abacus"]) == 2
+    assert "no card is known by the name of 'abacus'" in capsys.readouterr().err
+    assert main(["measure", "--machine", "nvidia-h200"]) == 2
+    assert "--machine goes with --dry-run" in capsys.readouterr().err
 
 
 def left_out(targets: list[str]) -> dict[str, dict[str, int]]:

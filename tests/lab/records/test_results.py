@@ -83,6 +83,17 @@ def test_a_caption_names_a_machine_that_is_not_the_title_pages_and_counts_rows_o
     assert results(SORTING).origin == "Measured on CPU Test. 1 rows by an older method."
 
 
+def test_a_caption_says_of_how_many_runs_its_rows_are(record):
+    record("CPU Test", "cpu", 2, run="2026-01-02T10:00:00+00:00")
+    record("CPU Test", "cpu", 3, run="2026-01-02T10:00:00+00:00")
+    assert results(SORTING).origin == "" and results(SORTING).runs == 1
+    record("CPU Test", "cpu", 3, run="2026-01-02T11:00:00+00:00")
+    assert results(SORTING).origin == "Rows of 2 runs."
+    record("CPU Test", "cpu", 2)  # an older row: its day and commit count
+    record("CPU Test", "cpu", 3, commit="123")
+    assert results(SORTING).runs == 2
+
+
 def test_what_nobody_measured_is_one_line_that_says_how_to_and_no_table(record, monkeypatch):
     rendered = []
     monkeypatch.setattr(notebook, "display", lambda what, metadata: rendered.append((what.data, metadata["helpers"])))
@@ -181,6 +192,15 @@ def test_where_a_gpu_is_shown_the_cpus_number_stands_beside(both):
     sorting, other = map(results, both)
     assert sorting.named(times).on_cpu.sort.value == 8
     assert not other.named(times).on_cpu.sort.measured  # it is the CPU's already
+    assert not sorting.named(times).on_gpu.measured  # it is the GPU's already
     frame = pd.DataFrame({"rung": ["a", "b"], "speedup": [2.0, 3.0]})
     assert with_cpu(frame, frame.iloc[1:], "speedup", "rung")["speedup on the CPU"].dropna().to_dict() == {1: 3.0}
     assert with_cpu(frame, lacking("a table"), "speedup", "rung") is frame
+
+
+def test_where_a_cpu_is_shown_as_it_has_more_rows_the_gpus_number_stands_beside(record):
+    presets = SIZES | {"big-gpu": [{"size": size} for size in (7, 8, 9)]}
+    record("NVIDIA Test", "big-gpu", 9)
+    record("CPU Test", "cpu", 2, sort_ms=8.0)
+    named = results(dataclasses.replace(SORTING, presets=presets)).named(times)
+    assert named.sort.value == 8 and named.on_gpu.sort.value == 3
