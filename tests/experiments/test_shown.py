@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from helpers.experiments import select
+from helpers.chapters import select
 from helpers.lab.machine import project_root
 from helpers.lab.records import devices, folder
 from helpers.lab.records.results import recorded
 
-NAMED = re.compile(r"(?:experiments\.(\w+)|\b(RUSH))\.(\w+)")
+NAMED = re.compile(r"(?:(?:experiments|chapters)\.(\w+)|\b(RUSH))\.(\w+)")
 RECORDS = project_root() / "data" / "results"
 FILES = sorted(RECORDS.rglob("*.csv"))
 
@@ -33,4 +33,6 @@ def test_a_recorded_table_is_shown_as_its_machines(file, cells, monkeypatch):
     assert showing, f"no notebook shows {name}"
     (experiment,) = select([name])
     if machine in devices() and recorded(experiment).machine != machine:
-        assert any(".on_gpu" in text for text in showing), f"{name} is shown, but not that of {machine}"
+        assert any(".on_gpu" in text or ".on(" in text for text in showing), (
+            f"{name} is shown, but not that of {machine}"
+        )

@@ -73,11 +73,14 @@ class Results:
         if (name := self.rows["gpu"].iloc[0]) != main_machine():
             only_cpu = [slug(name)] == store.devices(cpu=True)
             notes.append("On the CPU." if only_cpu else f"Measured on {name}.")
-        if old := int((self.rows["method"] != str(self.experiment.version)).sum()):
-            notes.append(f"{old} rows by an older method.")
-        if self.runs > 1:
-            notes.append(f"Rows of {self.runs} runs.")
-        return " ".join(notes)
+        return " ".join([*notes, self.mixed]).strip()
+
+    @property
+    def mixed(self) -> str:
+        """For a caption: that its rows are of several runs or of older methods, if they are."""
+        old = int((self.rows["method"] != str(self.experiment.version)).sum())
+        notes = [f"{old} rows by an older method."] if old else []
+        return " ".join([*notes, *([f"Rows of {self.runs} runs."] if self.runs > 1 else [])])
 
 
 class Named:

@@ -52,7 +52,7 @@ class OnMachine(Named):
     @property
     def origin(self) -> str:
         rows = self.sources[0].rows
-        return f"Machine: {rows['gpu'].iloc[0]}." if len(rows) else ""
+        return f"Machine: {rows['gpu'].iloc[0]}. {self.sources[0].mixed}".strip() if len(rows) else ""
 
 
 def table(**declared: Any) -> Callable[[Callable], Table]:
