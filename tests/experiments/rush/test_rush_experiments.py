@@ -1,6 +1,7 @@
 """Chapter 5's experiments on the small preset."""
 
 import pkgutil
+import sys
 from types import SimpleNamespace
 
 import pandas as pd
@@ -39,6 +40,16 @@ def test_the_ladder_is_that_of_the_machine(preset, kind, rungs, monkeypatch, mad
     paired = [rungs[stands_on(name)].possible(torch.device(kind)) for name in rungs if name != START and kind == "cuda"]
     assert [setup for setup in below[: len(rungs)] if setup] == paired
     assert all(setup.model == asked[0].model for setup in asked)
+
+
+def test_a_rung_takes_turns_with_itself_in_one_process_and_in_two(monkeypatch):
+    one, two = experiments.nulls.configurations("small")
+    row = experiments.nulls.measure(**one | {"trial_s": 0.5})
+    assert row["ratio"] == pytest.approx(row["median_ms"] / row["baseline_ms"], rel=0.5)
+    monkeypatch.setattr(sys.modules[experiments.nulls.measure.__module__], "trial", lambda *sides, **_: sides)
+    first, second = experiments.nulls.measure(**two)
+    assert first.function == second.function == "helpers.experiments.rush.pairs:training_step"
+    assert first.arguments == second.arguments and first.name != second.name
 
 
 def test_a_step_of_another_devices_ladder_is_a_row_that_says_so(monkeypatch):
