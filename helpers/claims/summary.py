@@ -136,7 +136,7 @@ def settings(on_cpu: bool = False, labelled: bool = False) -> dict[str, dict[str
         shown = first.named(made, beside=tuple(rest))
         return shown.on_cpu if on_cpu else shown
 
-    ladder = named(experiments.rush.ladder, rush.ladder, experiments.rush.pairs)
+    ladder = named(experiments.rush.ladder, rush.ladder, experiments.swiglu.ceilings, experiments.rush.pairs)
     numbers = {
         "Llama": (ladder, "gains"),
         "ViT": (named(experiments.profiling.vit_fixes, profiling.vit_fixes), "alone"),
