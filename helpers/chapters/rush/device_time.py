@@ -58,7 +58,9 @@ def _sizes(sizes: Row, kind: str) -> list[Row]:
     big_gpu=_sizes(FULL, "cuda"),
     missing=missing,
     columns="kind shape calls ms share tflops? least_ms step_ms p20_ms p80_ms n batch",
-    worth=Worth(90, "where the time of the best step goes, and of the plain loop's", cpu=40, gpu=20, big_gpu=20),
+    worth=Worth(
+        90, "where the time of the best step goes, and of the plain loop's", cpu=40, gpu=20, big_gpu=20, on_gpu=4
+    ),
 )
 def device_time(model: str, sequence: int, step: str) -> list[Row]:
     """The time of a step by kind, products by shape; `share` is of the unprofiled step."""

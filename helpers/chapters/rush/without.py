@@ -72,7 +72,7 @@ def _missing(model: str, sequence: int, without: str, **_: object) -> str:
     big_gpu=_variants(FULL | PAIRED, "cuda"),
     missing=_missing,
     columns=f"{RUN_PAIRED} batch",
-    worth=Worth(95, "what the best setup loses without each change", cpu=55, gpu=20, big_gpu=14),
+    worth=Worth(95, "what the best setup loses without each change", cpu=55, gpu=20, big_gpu=14, on_gpu=2),
 )
 def without(model: str, sequence: int, without: str, trial_s: float) -> Row | list[Row]:
     """The best setup without one of its changes, in turns with the best setup; where that doesn't fit, both smaller.
