@@ -11,7 +11,7 @@ that it must at least read and write at the bandwidth of a large copy.
 import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pandas as pd
@@ -86,15 +86,15 @@ def profiled(setup: Setup) -> list[Row]:
     least, flops = _least_ms(setup), _product_flops(pieces)
     about = {"step_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}
     rows = []
-    for (kind, shape), (ms, calls) in sorted(pieces.items(), key=lambda piece: -piece[1][0]):
-        operations = flops.get(shape, 0.0) * calls if kind == PRODUCTS else 0.0
+    for (kind, shape), (ms, count) in sorted(pieces.items(), key=lambda piece: -piece[1][0]):
+        operations = flops.get(shape, 0.0) * count if kind == PRODUCTS else 0.0
         bound = operations / least["flops_per_ms"] if operations else least.get(kind, 0.0)
-        row = {"kind": kind, "shape": shape, "calls": calls, "ms": ms, "share": ms / timing.median_ms}
+        row = {"kind": kind, "shape": shape, "calls": count, "ms": ms, "share": ms / timing.median_ms}
         rows.append(row | {"tflops": operations / ms / 1e9 if operations else None, "least_ms": bound} | about)
     return [row | {"batch": setup.batch} for row in rows]
 
 
-def _warm(setup: Setup) -> "Trainer.step":
+def _warm(setup: Setup) -> Callable[[torch.Tensor], torch.Tensor]:
     """A step that is compiled and captured."""
     trainer = Trainer(setup)
     head = trainer.head

@@ -7,6 +7,7 @@ without a fused kernel, so that row is named as what it is: no single change.
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import torch
@@ -21,7 +22,7 @@ from ...rush import Setup
 
 BEST_SETUP = "the best setup"
 IN_FP32 = "TF32 products, fp32 residual, attention by hand"
-ON_GPU = {
+ON_GPU: dict[str, dict[str, Any]] = {
     "fused attention": {"attention": "eager"},
     "torch.compile": {"compile": "none"},
     "a fused AdamW: a loop": {"optimizer": "for-loop"},
@@ -32,7 +33,7 @@ ON_GPU = {
     "a bf16 residual stream": {"residual": "weights"},
     IN_FP32: {"precision": "tf32", "residual": "weights", "attention": "eager"},
 }
-ON_TWO_CORES = {
+ON_TWO_CORES: dict[str, dict[str, Any]] = {
     "fused attention": {"attention": "eager"},
     "torch.compile": {"compile": "none"},
     "a fused AdamW: a loop": {"optimizer": "for-loop"},
@@ -61,7 +62,10 @@ def _setup(model: str, sequence: int, without: str) -> Setup:
 def _missing(model: str, sequence: int, without: str, **_: object) -> str:
     if reason := missing(model=model, sequence=sequence):
         return reason
-    reason = _setup(model, sequence, without).missing_because(device())
+    try:
+        reason = _setup(model, sequence, without).missing_because(device())
+    except ValueError as error:  # where mixed precision is fp16, a graph needs the fused optimizer
+        reason = str(error)
     return f"not here: {reason}" if reason else ""
 
 
@@ -85,8 +89,8 @@ def without(model: str, sequence: int, without: str, trial_s: float) -> Row | li
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error) or best.batch <= SMALLER:
             raise
-    smaller = (dataclasses.replace(setup, batch=SMALLER) for setup in (variant, best))
-    return [{"batch": best.batch, "status": "out of memory"}, _row(*smaller, trial_s)]
+    variant, best = (dataclasses.replace(setup, batch=SMALLER) for setup in (variant, best))
+    return [{"batch": setup_of(model, sequence).batch, "status": "out of memory"}, _row(variant, best, trial_s)]
 
 
 def _row(variant: Setup, best: Setup, trial_s: float) -> Row:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from ...lab import Worth, device, experiment, in_fresh_process
 from ...lab.machine import missing_because
@@ -13,6 +14,7 @@ from ...training.step import WARM_UP
 from . import transformers_llama
 from .loader import epoch
 
+Measured = TypeVar("Measured")
 TINY, SIXTY_M, ONE_B = "tiny", "llama-60m", "llama-3.2-1b"
 # Steps of the ladder by device type: of `peers` and `loading`, of `batch`, of `checkpointing`
 BEST = {"cuda": "batch 8", "cpu": "fused projections"}
@@ -45,7 +47,7 @@ RUN_PAIRED = RUN + " baseline? baseline_ms? unpaired?"
 PEERS = f"median_ms {SPREAD} baseline baseline_ms ratio text step_gib ours_step_gib loss ours_loss"
 
 
-def apart(setup: Setup, fn: Callable[..., Row], *arguments, **options) -> Row:
+def apart(setup: Setup, fn: Callable[..., Measured], *arguments, **options) -> Measured:
     """`fn(…)`; on a CPU in a fresh process, with the setup's allocator."""
     if device().type == "cuda" or setup.model == TINY:
         return fn(*arguments, **options)
