@@ -119,7 +119,8 @@ def launch(number: int) -> Timing:
             x.add_(1)
 
     timing = bench(queue)
-    return Timing(timing.median_ms / number, timing.p20_ms / number, timing.p80_ms / number, timing.n)
+    one = (timing.median_ms / number, timing.p20_ms / number, timing.p80_ms / number)
+    return Timing(*one, timing.n, timing.device_share)
 
 
 def _libraries(dtype: torch.dtype) -> Mapping[str, contextlib.AbstractContextManager]:

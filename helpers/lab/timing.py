@@ -5,14 +5,14 @@ repetition is therefore put between two CUDA events, all repetitions are queued,
 the times are the device's. On the CPU they are those of the host's clock.
 
 As in a training loop, a time includes the gaps between kernels when Python is too slow to fill the queue. Inputs are
-not evicted from the cache between repetitions.
+not evicted from the cache between repetitions. How much of a time is the device's own work is `device_share`.
 """
 
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 
 from .arguments import check_at_least
+from .device_share import busy_ms, busy_phases, share
 from .estimate import LEAST_PAIRS, LUCK_HERE, Estimate, estimate
 from .machine import device
 
@@ -39,12 +40,16 @@ class Disagreement(AssertionError):
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of repeated runs: the median, the 20th and 80th percentile, and the number of runs."""
+    """Milliseconds of repeated runs: the median, the 20th and 80th percentile, and the number of runs.
+
+    On a GPU also the share of the median in which the device worked, where that was profiled.
+    """
 
     median_ms: float
     p20_ms: float
     p80_ms: float
     n: int
+    device_share: float | None = None
 
     @classmethod
     def of(cls, samples_ms: list[float]) -> "Timing":
@@ -52,7 +57,7 @@ class Timing:
         return cls(float(median), float(p20), float(p80), len(samples_ms))
 
     def row(self) -> dict[str, float]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def bench(fn: Callable[[], Any], *, repeat: int = 20, warmup: int = 3, seconds: float = 0.2) -> Timing:
@@ -73,7 +78,7 @@ def phases(
             loss = model(batch); yield "forward"
             loss.backward();     yield "backward"
 
-    What follows the last `yield` is not timed.
+    What follows the last `yield` is not timed. On a GPU each phase is profiled once, for its `device_share`.
     """
     check_at_least(1, repeat=repeat)
     for _ in range(max(warmup, 1)):
@@ -86,7 +91,9 @@ def phases(
     runs = [_run(step) for _ in range(count)]
     synchronize()
     samples = [{name: between_ms(start, end) for (_, start), (name, end) in itertools.pairwise(run)} for run in runs]
-    return {name: Timing.of([sample[name] for sample in samples]) for name in samples[0]}
+    times = {name: Timing.of([sample[name] for sample in samples]) for name in samples[0]}
+    busy = busy_phases(step, times)
+    return {name: replace(timing, device_share=share(busy[name], timing.median_ms)) for name, timing in times.items()}
 
 
 def each(items: Iterable[Any], fn: Callable[[Any], Any]) -> list[float]:
@@ -107,15 +114,16 @@ def each(items: Iterable[Any], fn: Callable[[Any], Any]) -> list[float]:
 class Comparison:
     """Times of variants of the same work, which took turns A B C C B A …, so that drift affects all of them alike.
 
-    A sample is the mean of a turn; `calls_ms` are the calls of all turns.
+    A sample is the mean of a turn; `calls_ms` are the calls of all turns. `device_shares` are those of a GPU.
     """
 
     samples_ms: dict[str, list[float]]
     errors: dict[str, float] = field(default_factory=dict)
     calls_ms: dict[str, list[float]] = field(default_factory=dict)
+    device_shares: dict[str, float | None] = field(default_factory=dict)
 
     def timing(self, variant: str) -> Timing:
-        return Timing.of(self.samples_ms[variant])
+        return replace(Timing.of(self.samples_ms[variant]), device_share=self.device_shares.get(variant))
 
     def ratio(self, variant: str, to: str) -> tuple[float, float, float]:
         """median(variant) / median(to), and the 20th and 80th percentile of the rounds' ratios."""
@@ -198,7 +206,9 @@ def compare(
     # The first call of a turn, whose caches hold the other variants' data, counts only if it is alone.
     times = {name: [[between_ms(*call) for call in turn[1:] or turn] for turn in of] for name, of in turns.items()}
     samples = {name: [float(np.mean(turn)) for turn in of] for name, of in times.items()}
-    return Comparison(samples, errors, {name: [ms for turn in of for ms in turn] for name, of in times.items()})
+    calls_ms = {name: [ms for turn in of for ms in turn] for name, of in times.items()}
+    shares = {name: share(busy_ms(fn, before), float(np.median(samples[name]))) for name, fn in variants.items()}
+    return Comparison(samples, errors, calls_ms, shares)
 
 
 def _call(fn: Callable[[], Any], before: Callable[[], Any]) -> tuple[Any, Any]:
@@ -326,6 +336,11 @@ def queue_ahead(cycles: int = 2_000_000) -> None:
     """
     if device().type == "cuda":
         torch.cuda._sleep(cycles)
+
+
+def queue_far_ahead() -> None:
+    """The same for about 10 ms: longer than Python takes to queue a loop over parameters, or a compiled function."""
+    queue_ahead(20_000_000)
 
 
 def synchronize(where: torch.device | None = None) -> None:

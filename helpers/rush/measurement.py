@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..lab import Timing, compare, device, each, peak_memory
+from ..lab.device_share import device_share
 from ..lab.estimate import LUCK_HERE, estimate
 from ..lab.memory import GIB
 from ..lab.records.experiment import OUT_OF_MEMORY, is_out_of_memory
@@ -90,6 +91,7 @@ def run(
         "loss": statistics.fmean(curve[-SEQUENCES:]),  # over the last pass through the fixed sequences
         "text": stream(setup.model)[1],
         **pair,
+        **device_share(lambda: step(next(batches)), timing.median_ms),
     }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from ...lab import Timing, device, each
+from ...lab.device_share import device_share
 from ...lab.timing import synchronize
 from ...rush import Setup, Trainer
 from ...rush.measurement import sequences, spread, text_tokens
@@ -50,4 +51,5 @@ def epoch(setup: Setup, steps: int, workers: int, pinned: bool) -> dict[str, flo
     step_ms = each(device_batches(), trainer.step)
     first = len(step_ms) // 4
     host = {"wait_ms": statistics.median(waited_ms[first:]), "copy_ms": statistics.median(copied_ms[first:])}
-    return spread(Timing.of(step_ms[first:])) | host
+    timing = Timing.of(step_ms[first:])
+    return spread(timing) | host | device_share(lambda: trainer.step(tokens), timing.median_ms)

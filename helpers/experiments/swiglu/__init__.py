@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from ...lab import Worth, compare, device, experiment, half_dtype, multiplies_half, peak_memory, phases
 from ...lab.ceilings import copy, launch, product_rate, to_device
+from ...lab.device_share import as_column, share
 from ...lab.machine import missing_because
 from ...lab.records import STATUS, Row
 from ...lab.records.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
-from ...lab.timing import Timing, relative_error
+from ...lab.timing import Timing, queue_far_ahead, relative_error
 from ...models.llama import PRESETS, Llama
 from ...swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
 from ...text import SyntheticText
@@ -96,7 +97,7 @@ LAYER = "batch seq_len hidden_dim intermediate_size dtype"
     worth=Worth(40, "the levels beside torch.compile, checkpoint and Liger", cpu=60.1, gpu=8, big_gpu=24),
 )
 def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dtype: str) -> list[Row]:
-    """One layer, forward + backward: others beside each level, from one interleaved run."""
+    """One layer, forward + backward: others beside each level, from one interleaved run. The host is ahead of a GPU."""
     factory = {"device": device(), "dtype": getattr(torch, dtype)}
     plain = SwigluMLP(hidden_dim, intermediate_size, **factory)
     x = torch.randn(batch, seq_len, hidden_dim, **factory, requires_grad=True)
@@ -120,7 +121,8 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
         finally:
             free_memory()
         steps[name] = train_step(forward, owner, x, l)
-    timed = compare(steps, check=False, warmup=2, rounds=20 if device().type == "cuda" else 10)
+    rounds = 20 if device().type == "cuda" else 10
+    timed = compare(steps, check=False, warmup=2, rounds=rounds, before=queue_far_ahead)
     for name in steps:
         rows[name] |= timed.timing(name).row()
         for column, baseline in BASELINES.items():
@@ -297,4 +299,7 @@ def sweep(
     for name, timing in times.items():
         row |= {f"{name}_s": timing.median_ms / 1e3}
         row |= {f"{name}_p20_s": timing.p20_ms / 1e3, f"{name}_p80_s": timing.p80_ms / 1e3}
+    busy_ms = [timing.median_ms * timing.device_share for timing in times.values() if timing.device_share]
+    if busy_ms:
+        row |= as_column(share(sum(busy_ms), sum(timing.median_ms for timing in times.values())))
     return row

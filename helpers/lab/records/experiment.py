@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 import torch
 
+from ..device_share import DEVICE_SHARE
 from ..machine import CLASSES, device, missing_because
 from ..process import end_loader_workers
 from .store import STATUS, Row
@@ -29,7 +30,7 @@ BF16 = {"bf16", "bfloat16"}  # as configurations name it; on a GPU without bf16 
 PRESETS = ("small", *CLASSES)  # `small` takes seconds on any machine, and is never a result
 
 
-# What a trial adds to a row beside its times; every table may have them.
+# What a trial, and a GPU, add to a row beside its times; every table may have them.
 OF_PROGRAMS = ("ended", "luck", "dropped", "matmul_before", "matmul_after")
 TRIAL = ("ratio", "low", "high", "pairs", "starts", "verdict", *OF_PROGRAMS)
 
@@ -164,7 +165,7 @@ class Experiment:
             return
         if absent := [name for name in required if name not in row and name not in config]:
             raise ColumnError(f"{self.name}: a row lacks {', '.join(absent)}")
-        allowed = {*required, *optional, *config, STATUS, *TRIAL}
+        allowed = {*required, *optional, *config, STATUS, *TRIAL, DEVICE_SHARE}
         if unknown := [name for name in row if name not in allowed]:
             raise ColumnError(f"{self.name} declares no column {', '.join(unknown)}")
 

@@ -12,7 +12,7 @@ A number that the records lack is still a `Number`: it says what is missing wher
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, SupportsFloat
@@ -20,6 +20,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 import pandas as pd
 
+from ..device_share import DEVICE_SHARE, HOST_BOUND, host_bound
 from ..estimate import DECIDED, EFFECT, NEGLIGIBLE, NONE, SHOWN, UNDECIDED, students, verdict_class
 
 TIMES, PERCENT, NOISY = "×", "%", "†"
@@ -155,6 +156,21 @@ def pick(rows: pd.DataFrame, column: str, unit: str = "", decimals: int | None =
     row = chosen.iloc[0]
     noisy = is_noisy(row) and column.endswith(OF_TIME)
     return Number(float(cells.iloc[0]), unit, decimals=decimals, reach=_reach(row, column), noisy=noisy)
+
+
+def of_kernels(number: Number, name: str, *rows: Any) -> Number:
+    """A number that tells of kernels, taken from these rows: not measured if one of them is host-bound."""
+    return lacking(f"{name} that isn't host-bound", number.unit) if any(map(host_bound, rows)) else number
+
+
+def timed(rows: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+    """These columns for `table`, and the device's share where rows have one: it marks those that are host-bound."""
+    return rows[[*names, *({DEVICE_SHARE} & set(rows))]]
+
+
+def marked(value: float, row: Any) -> float | str:
+    """A cell of a table whose rows aren't a record's: the row's time, with the mark of one that is host-bound."""
+    return f"{number(value)}{HOST_BOUND}" if host_bound(row) else value
 
 
 def _reach(row: pd.Series, column: str) -> float:

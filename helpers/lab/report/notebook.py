@@ -23,6 +23,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
+from ..device_share import DEVICE_SHARE, HOST_BOUND, host_bound
 from ..machine import device_class, device_name, slug
 from ..records import STATUS
 from ..records.experiment import Experiment
@@ -42,6 +43,7 @@ LEFT_OUT = {"helpers": {"report": False}}
 UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s", "mb_per_s": "MB/s", "gib": "GiB", "mib": "MiB", "kib": "KiB"}
 UNITS |= {"s": "s", "ms": "ms", "us": "µs"}
 LONG = 12  # rows: a longer table is folded
+OF_TIME = (", s", ", ms", ", µs", "ms (p20–p80)")  # ends of headings of times
 A_SECOND, SPREAD = "_per_s", ("_p20", "_p80")
 FACTOR = re.compile(r"\d[\d.,]*\s?×(?!\s?\d)")  # 2.4×, but not the size 256×256
 
@@ -89,7 +91,7 @@ def table(frame: pd.DataFrame, caption: str) -> None:
     """Show a table with plain headings and a caption; cells without a value hold a dash, text is left-aligned.
 
     One of more than `LONG` rows is folded under its caption. A table of which nothing is measured isn't shown:
-    `results` has said so.
+    `results` has said so. Host-bound rows, by their column `device_share`, have a mark in place of that column.
     """
     if not len(frame) or (STATUS in frame and (frame[STATUS] == NOT_MEASURED).all()):
         return
@@ -184,15 +186,21 @@ def heading(name: str) -> str:
 
 
 def _as_texts(frame: pd.DataFrame) -> pd.DataFrame:
-    """As text, with plain headings, and the GPU's column only if there are several."""
+    """As text, with plain headings, host-bound rows marked at their first time, and the GPU's column only if there are
+    several."""
     several = "gpu" in frame and frame["gpu"].nunique() > 1
-    visible = frame if several else frame.drop(columns="gpu", errors="ignore")
-    return pd.DataFrame({heading(str(name)): _texts(visible[name]) for name in visible.columns})
+    visible = frame.drop(columns=[DEVICE_SHARE] if several else ["gpu", DEVICE_SHARE], errors="ignore")
+    texts = pd.DataFrame({heading(str(name)): _texts(visible[name]) for name in visible.columns})
+    marked = next((place for place, name in enumerate(texts) if name.endswith(OF_TIME)), 0)
+    for row, cells in enumerate(frame.to_dict("records")):
+        if host_bound(cells):
+            texts.iloc[row, marked] += HOST_BOUND
+    return texts
 
 
 def _html(texts: pd.DataFrame, caption: str) -> str:
     """A table of texts. Cells carry their alignment: a notebook that isn't trusted loses its style sheets."""
-    left = [bool(texts[name].str.contains(r"[^\d\s.,+\-–±%×†e]").any()) for name in texts.columns]
+    left = [bool(texts[name].str.contains(r"[^\d\s.,+\-–±%×†‡e]").any()) for name in texts.columns]
 
     def row(cells: Iterable[object], tag: str) -> str:
         styles = (f' style="text-align: {"left" if is_left else "right"}"' for is_left in left)
