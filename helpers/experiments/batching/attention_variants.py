@@ -21,17 +21,19 @@ from ...lab import Timing, Worth, compare, device, each, experiment, peak_memory
 from ...lab.memory import GIB
 from ...lab.records import STATUS, Row
 from ...lab.records.experiment import is_out_of_memory
-from ...lab.timing import check_agreement
+from ...lab.timing import check_agreement, queue_far_ahead
 from .inputs import compute_dtype, dtype_name, packed_offsets
 
-LEAKING, PER_DOCUMENT = "causal, leaking", "SDPA per document"
+DENSE, LEAKING, PER_DOCUMENT = "dense", "causal, leaking", "SDPA per document"
+PADDED = "padded, causal"
 
 
 @experiment(
     small=[{"tokens": 256, "heads": 2, "head_dim": 16}],
     cpu=[{"tokens": tokens, "heads": 8, "head_dim": 64} for tokens in (1024, 4096)],
-    gpu=[{"tokens": tokens, "heads": 8, "head_dim": 64} for tokens in (2048, 8192)],
-    big_gpu=[{"tokens": tokens, "heads": 8, "head_dim": 128} for tokens in (2048, 8192, 32768)],
+    # the longer ones' q, k, v, output and their gradients are over 200 MB, four times the L2 of 50 MB
+    gpu=[{"tokens": tokens, "heads": 8, "head_dim": 64} for tokens in (8192, 32768)],
+    big_gpu=[{"tokens": tokens, "heads": 8, "head_dim": 128} for tokens in (8192, 32768)],
     version=3,
     columns="variant dtype median_ms p20_ms p80_ms n baseline baseline_ms ratio build_ms peak_gib",
     worth=Worth(30, "attention within packed documents", cpu=9.4, gpu=4, big_gpu=14),
@@ -41,43 +43,48 @@ def attention(tokens: int, heads: int, head_dim: int) -> list[Row]:
     """Attention within documents by each variant, forward and backward, and what is made once a batch, apart.
 
     The documents are samples of WikiText's lengths. `SDPA per document` is what is written with torch alone.
-    One more row is attention that is causal over the whole sequence, and so
-    leaks from one document to the next. `peak_gib` is of a call and of what is made for it.
+    One more row is attention that is causal over the whole sequence, and so leaks from one document to the next. On a
+    GPU the baseline is a batch of the same documents, padded to the longest, in torch's causal attention, which is
+    FlashAttention where that runs; else it is the mask of `dense`. The host is 10 ms ahead of a GPU. `peak_gib` is of a
+    call and of what is made for it.
     """
     torch._dynamo.reset()  # `flex` is compiled for this length alone, as in a process of its own
-    offsets = packed_offsets(tokens)
-    q, k, v = (torch.randn(1, heads, tokens, head_dim, device=device(), dtype=compute_dtype()) for _ in range(3))
-    grad = torch.randn_like(q)
-    inputs = [part.requires_grad_() for part in (q, k, v)]
-    makers = {variant: partial(_ours, variant) for variant in VARIANTS}
-    makers |= {PER_DOCUMENT: _per_document, LEAKING: lambda layout: causal_attention}
-
-    def whole(attend: Attend) -> list[Tensor]:
-        out = attend(q, k, v)
-        return [out, *torch.autograd.grad(out, inputs, grad)]
-
-    rows = {variant: {"variant": variant, "dtype": dtype_name()} for variant in makers}
+    layout = PackedLayout(packed_offsets(tokens))
+    packed = [torch.randn(1, heads, tokens, head_dim, device=device(), dtype=compute_dtype()) for _ in range(4)]
+    rows: dict[str, Row] = {}
     runs: dict[str, Callable[[], list[Tensor]]] = {}
-    for variant, make in makers.items():
+    makers: dict[str, Callable[[PackedLayout], Callable[[], list[Tensor]]]] = {}
+    for variant, make in _makers().items():
+        rows[variant] = {"variant": variant, "dtype": dtype_name()}
         if reason := missing_because(variant, device(), compute_dtype()) if variant in VARIANTS else "":
             rows[variant][STATUS] = f"not here: {reason}"
             continue
+        inputs = pad(layout, packed) if variant == PADDED else packed
+        makers[variant] = partial(_call, make, inputs)
         try:
-            run = partial(whole, make(PackedLayout(offsets)))
+            run = makers[variant](layout)
             run()
             runs[variant] = run
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             rows[variant][STATUS] = f"not here: {str(error).strip().partition(chr(10))[0]}"[:160]
-    check_agreement({name: run for name, run in runs.items() if name != LEAKING})
-    timed = compare(runs, check=False)
+    computed = {name: partial(unpad, layout, run) if name == PADDED else run for name, run in runs.items()}
+    check_agreement({name: run for name, run in computed.items() if name != LEAKING})
+    timed = compare(runs, check=False, before=queue_far_ahead)
     for variant in runs:
-        rows[variant] |= timed.row(variant, "dense")
-        rows[variant]["build_ms"] = Timing.of(each([PackedLayout(offsets)] * 20, makers[variant])).median_ms
-        memory = peak_memory(lambda make=makers[variant]: whole(make(PackedLayout(offsets))))
+        rows[variant] |= timed.row(variant, PADDED if PADDED in runs else DENSE)
+        fresh = [PackedLayout(layout.offsets)] * 20
+        rows[variant]["build_ms"] = Timing.of(each(fresh, makers[variant])).median_ms
+        memory = peak_memory(lambda make=makers[variant]: make(PackedLayout(layout.offsets))())
         rows[variant]["peak_gib"] = memory.added_bytes / GIB
     return list(rows.values())
+
+
+def _makers() -> dict[str, Callable[[PackedLayout], Attend]]:
+    makers: dict[str, Callable[[PackedLayout], Attend]] = {variant: partial(_ours, variant) for variant in VARIANTS}
+    makers |= {PER_DOCUMENT: _per_document, LEAKING: lambda layout: causal_attention}
+    return makers | ({PADDED: lambda layout: causal_attention} if device().type == "cuda" else {})
 
 
 def _ours(variant: str, layout: PackedLayout) -> Attend:
@@ -96,3 +103,32 @@ def _per_document(layout: PackedLayout) -> Attend:
         return torch.cat([F.scaled_dot_product_attention(*part, is_causal=True) for part in parts], dim=2)
 
     return attend
+
+
+def _call(
+    make: Callable[[PackedLayout], Attend], inputs: list[Tensor], layout: PackedLayout
+) -> Callable[[], list[Tensor]]:
+    return partial(both_ways, make(layout), *(part.requires_grad_() for part in inputs[:3]), inputs[3])
+
+
+def both_ways(attend: Attend, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> list[Tensor]:
+    """The output of attention, and the gradients of q, k and v."""
+    out = attend(q, k, v)
+    return [out, *torch.autograd.grad(out, (q, k, v), gradient)]
+
+
+@torch.no_grad()
+def pad(layout: PackedLayout, packed: list[Tensor]) -> list[Tensor]:
+    """The documents of (1, heads, T, head_dim) as rows of a batch (B, heads, longest, head_dim), zeros after them."""
+    batch, longest = len(layout.lengths), int(layout.lengths.max())
+    rows, places = (torch.from_numpy(index).long().to(device()) for index in (layout.documents, layout.positions))
+    padded = [part.new_zeros(batch, part.shape[1], longest, part.shape[3]) for part in packed]
+    for target, part in zip(padded, packed, strict=True):
+        target[rows, :, places] = part[0].transpose(0, 1)  # (T, heads, head_dim)
+    return padded
+
+
+def unpad(layout: PackedLayout, run: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """What `run` returns for a padded batch, (B, heads, longest, head_dim), without the padding: (1, heads, T, …)."""
+    rows, places = (torch.from_numpy(index).long().to(device()) for index in (layout.documents, layout.positions))
+    return [padded[rows, :, places].transpose(0, 1)[None] for padded in run()]

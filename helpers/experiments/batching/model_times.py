@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...batching import StandardDataset
 from ...batching.attention import VARIANTS, missing_because, without_cudnn_attention
@@ -16,7 +17,7 @@ from ...metrics import LMCrossEntropyLoss
 from ...training.language import frequent_words, guess_scores, open_texts, text_task
 from ...training.loop import fit
 from ...training.text_batches import balanced_batches, full_batch, packed_batches, random_batches
-from ...training.trainer import Precision, Trainer, mixed_precision
+from ...training.trainer import Batch, Precision, Trainer, mixed_precision
 from .inputs import MAX_LENGTH, WIKITEXT_SAMPLES, compute_dtype, dtype_name, language_model, text, wikitext_of
 from .samplers_and_packers import SPREADS
 from .step_times import Epoch, epochs, fits, rates, training_step
@@ -44,32 +45,38 @@ TRAINING = "width layers words samples max_length batch_size epochs learning_rat
     big_gpu=[{"width": 1024, "batch_size": size, "samples": 20_000} for size in (64, 256)],
     version=4,
     columns=f"variant {' '.join(PERCENTILES)} mean_ms batches padding_share epoch_s real_tokens_per_s us_per_token? "
-    "dtype source",
+    "loader_s? dtype source",
     worth=Worth(40, "time of a forward pass by batching", cpu=110, gpu=15, big_gpu=20),
 )
 @without_cudnn_attention()
 def batch_time(width: int, batch_size: int, samples: int) -> list[Row]:
     """An epoch of forward passes: embedding, positions, one decoder layer of 8 heads; no head, no backward.
 
-    The decoder's memory is the embedded batch itself, under the causal mask. `epoch_s` is by the clock, as a loop goes:
-    the host makes a batch, copies it and launches its kernels, and the next. The variants' epochs take turns, a part
-    each, whose times for a real token are `us_per_token`. The time of a batch, from the tokens on the device to the
-    output, is device time; on a GPU it is taken in a second pass, see `device_ms`.
+    The decoder's memory is the embedded batch itself, under the causal mask. `epoch_s` is by the clock. On a CPU it is
+    as a loop goes: the host makes a batch and computes it, and the next. On a GPU the batches of a part lie on the
+    device before it begins, and `loader_s` is what it takes to make and copy all of them: with a loop's workers that is
+    hidden behind the steps, or is the limit. The variants' epochs take turns, a part each, whose times for a real token
+    are `us_per_token`. The time of a batch, from the tokens on the device to the output, is device time; on a GPU it is
+    taken in a second pass, see `device_ms`.
     """
     samples = text(samples, width)
     model = language_model(samples, width, layers=1, head=False).eval()
     dataset = StandardDataset(samples, MAX_LENGTH + 1)
     feeds = {name: feed(dataset, batch_size, device(), compute_dtype(), 0) for name, feed in FEEDS.items()}
-    with torch.inference_mode():
-        taken = epochs(feeds, lambda batch: model(batch.inputs, **batch.options))
     origin = {"dtype": dtype_name(), "source": samples.source}
-    return [_epoch(name, each, len(dataset)) | origin for name, each in taken.items()]
+
+    def run(batch: Batch) -> Tensor:
+        return model(batch.inputs, **batch.options)
+
+    with torch.inference_mode():
+        taken = epochs(feeds, run)
+        return [_epoch(name, epoch, len(dataset)) | epoch.row(run) | origin for name, epoch in taken.items()]
 
 
 def _epoch(variant: str, epoch: Epoch, samples: int) -> Row:
     tokens = sum(epoch.real) + (samples if variant == PACKED else 0)  # the last of a sample, which only packs keep
     row = {"variant": variant, "batches": len(epoch.times_ms), "padding_share": 1 - tokens / epoch.positions}
-    row |= epoch.row() | {"mean_ms": float(np.mean(epoch.times_ms))}
+    row |= {"mean_ms": float(np.mean(epoch.times_ms))}
     return row | {name: float(np.percentile(epoch.times_ms, share)) for name, share in PERCENTILES.items()}
 
 
@@ -77,7 +84,7 @@ def _epoch(variant: str, epoch: Epoch, samples: int) -> Row:
     small=[{"width": 128, "layers": 1, "batch_size": 4, "samples": 96, "rounds": 20}],  # flex wants heads of 16
     cpu=[{"width": 512, "layers": 2, "batch_size": 16, "samples": WIKITEXT_SAMPLES, "rounds": 6}],
     gpu=[{"width": 512, "layers": 4, "batch_size": 32, "samples": 20_000, "rounds": 6}],
-    big_gpu=[{"width": 1024, "layers": 8, "batch_size": size, "samples": 20_000, "rounds": 6} for size in (64, 256)],
+    big_gpu=[{"width": 1024, "layers": 8, "batch_size": 256, "samples": 20_000, "rounds": 6}],
     version=4,
     columns="variant median_ms p20_ms p80_ms n real_tokens_per_s us_per_token? ratio_to_no_padding dtype source"
     " baseline",
@@ -89,6 +96,8 @@ def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: i
 
     The limit is a batch of samples all as long as the mean one: the same model with nothing to pad. The others take
     batches of WikiText's lengths, the same ones in each round; any two variants are a pair in each of `us_per_token`.
+    `batch_size` is the most samples in a batch of k = 10, whose length few samples may have: on a GPU, where a step
+    has a least time, the others take as many samples as have equally many real tokens.
     Batches, and the masks or tables that attention needs, are made before: `attention` has what those cost. First
     each variant goes through its batches, to warm up; one that runs out of memory is a row that says so, and the
     others go on without it.
@@ -105,11 +114,17 @@ def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: i
     for variant in VARIANTS if on_cuda else ("dense", "varlen"):
         if not missing_because(variant, device(), dtype):
             feeds[f"packed, {variant}"] = partial(packed_batches, variant=variant)
-    mean, count = round(float(dataset.lengths.mean())), BATCHES if on_cuda else BATCHES // 2
-    batches = {NO_PADDING: [full_batch(samples, batch_size, mean, device())]}
-    for name, feed in feeds.items():
-        epochs, _ = feed(dataset, batch_size, device(), dtype, 0)
-        batches[name] = list(itertools.islice(epochs(0), count))
+    length, count = float(dataset.lengths.mean()), BATCHES if on_cuda else BATCHES // 2
+
+    def first_batches(name: str, size: int) -> list[Batch]:
+        epochs, _ = feeds[name](dataset, size, device(), dtype, 0)
+        return list(itertools.islice(epochs(0), count))
+
+    balanced = first_batches(BALANCED, batch_size)
+    per_step = np.mean([batch.real for batch in balanced])
+    size = max(round(per_step / (length - 1)), 1) if on_cuda else batch_size
+    batches = {NO_PADDING: [full_batch(samples, size, round(length), device())]}
+    batches |= {name: balanced if name == BALANCED else first_batches(name, size) for name in feeds}
     real_tokens = {name: np.mean([int((b.targets != 0).sum()) for b in of]) for name, of in batches.items()}
     batches["packed, dense"] = batches["packed, dense"][:DENSE_BATCHES]
     batches[BRAIN] = batches[BRAIN][:1]

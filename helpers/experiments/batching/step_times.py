@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...lab import compare, device, each
+from ...lab.device_share import as_column, device_share
 from ...lab.records import Row
 from ...lab.records.experiment import free_memory, is_out_of_memory
 from ...lab.timing import Timing, queue_ahead, synchronize
@@ -37,15 +38,22 @@ def device_ms(batches: Iterable[Any], run: Callable[[Any], Any]) -> list[float]:
 
 @dataclass
 class Epoch:
-    """An epoch of batches by the clock, part by part: seconds and real tokens; of each batch the device's time."""
+    """An epoch of batches by the clock, part by part: seconds and real tokens; of each batch the device's time.
+
+    On a GPU the batches of a part are made first, and the loader's seconds are apart.
+    """
 
     seconds: list[float] = field(default_factory=list)
+    loader_s: float = 0.0
+    loaded: list = field(default_factory=list)  # the last part's batches, on a GPU
     real: list[int] = field(default_factory=list)
     times_ms: list[float] = field(default_factory=list)
     positions: int = 0
 
     def go_on(self, batches: Iterable[Any], run: Callable[[Any], Any]) -> None:
-        """The next part: each batch is made, copied and run, and the next."""
+        """The next part: each batch is made, copied and run, and the next; on a GPU all are made before."""
+        if device().type == "cuda":
+            batches = self._load(batches)
         taken: list[tuple[int, int]] = []
 
         def counted() -> Iterator[Any]:
@@ -61,18 +69,32 @@ class Epoch:
         self.real.append(real)
         self.positions += positions
 
-    def row(self) -> Row:
-        """Seconds of the whole epoch, real tokens a second, and the microseconds of one in each part."""
+    def _load(self, batches: Iterable[Any]) -> list[Any]:
+        """The batches, on the device."""
+        began = time.perf_counter()
+        self.loaded = list(batches)
+        synchronize()
+        self.loader_s += time.perf_counter() - began
+        return self.loaded
+
+    def row(self, run: Callable[[Any], Any]) -> Row:
+        """Seconds of the whole epoch, real tokens a second, and the microseconds of one in each part. On a GPU these
+        are without the loader's seconds, a column of their own, and the device's share is the last part's."""
         us = 1e6 * np.divide(self.seconds, self.real)
         rate = sum(self.real) / sum(self.seconds)
         in_order = " ".join(f"{each:.6g}" for each in us)
-        return {"epoch_s": sum(self.seconds), "real_tokens_per_s": rate, "us_per_token": in_order}
+        row = {"epoch_s": sum(self.seconds), "real_tokens_per_s": rate, "us_per_token": in_order}
+        if not self.loaded:
+            return row
+        share = device_share(lambda: [run(batch) for batch in self.loaded], 1e3 * self.seconds[-1])
+        return row | {"loader_s": self.loader_s} | share
 
 
 def epochs(feeds: dict[str, Feed], run: Callable[[Any], Any]) -> dict[str, Epoch]:
     """An epoch of each, `run(batch)`; they take turns, part by part, so that the parts of two are pairs.
 
-    By the clock is as a loop goes. On a GPU the time of each batch is that of the device, from a second pass.
+    By the clock is as a loop goes; on a GPU without the loader, and the time of each batch is that of the device, from
+    a second pass.
     """
     on_cuda, epochs = device().type == "cuda", {name: Epoch() for name in feeds}
     for batches, _ in feeds.values():
@@ -118,7 +140,8 @@ def rates(
         of_step = Timing.of([ms / len(of) for ms in timed.samples_ms[name]])
         us = [1e3 * ms / len(of) / real_tokens[name] for ms in timed.samples_ms[name]]
         in_order = " ".join(f"{each:.6g}" for each in us)
-        rows[name] = of_step.row() | {"real_tokens_per_s": 1e6 / float(np.median(us)), "us_per_token": in_order}
+        rate = {"real_tokens_per_s": 1e6 / float(np.median(us)), "us_per_token": in_order}
+        rows[name] = of_step.row() | rate | as_column(timed.device_shares[name])
     return rows
 
 
