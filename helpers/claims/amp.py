@@ -6,7 +6,21 @@ from types import SimpleNamespace
 import pandas as pd
 
 from ..experiments.amp.gradients import TORCHS_KERNELS
-from ..lab.records.values import PERCENT, TIMES, Number, derived, lacking, mean_of, number, over, pick
+from ..experiments.amp.overheads import TORCHS
+from ..lab.records.values import (
+    PERCENT,
+    TIMES,
+    Number,
+    derived,
+    lacking,
+    marked,
+    mean_of,
+    number,
+    of_kernels,
+    over,
+    pick,
+    timed,
+)
 
 TASKS = {"segmentation": "segmentation", "lm": "language model"}
 RUNS = {
@@ -134,11 +148,12 @@ def gradient_time(rows: pd.DataFrame) -> SimpleNamespace:
     fp16, by_torch = ~rows["precision"].isin(["fp32", "bf16"]), rows["kernels"] == TORCHS_KERNELS
     named = fp16 & by_torch & (rows["kernels"].nunique() > 1)
     cells: dict[str, dict] = {}
-    for row in rows.assign(named=named).itertuples():
-        training = RUNS[row.precision] + (", torch's kernels" if row.named else "")
+    for row in rows.assign(named=named).to_dict("records"):
+        training = RUNS[row["precision"]] + (", torch's kernels" if row["named"] else "")
         columns = cells.setdefault(training, {"training": training})
-        columns[f"{TASKS[row.task]}, ms"] = f"{number(row.median_ms)} ({number(row.p20_ms)} – {number(row.p80_ms)})"
-        columns[f"{TASKS[row.task]}, GiB"] = row.peak_gib
+        middle, low, high = number(marked(row["median_ms"], row)), number(row["p20_ms"]), number(row["p80_ms"])
+        columns[f"{TASKS[row['task']]}, ms"] = f"{middle} ({low} – {high})"
+        columns[f"{TASKS[row['task']]}, GiB"] = row["peak_gib"]
     pictures = rows[by_torch & (rows["task"] == "segmentation")]
     fp32, dynamic, bf16 = (pick(pictures, "median_ms", "ms", precision=run) for run in ("fp32", "dynamic", "bf16"))
     return SimpleNamespace(table=pd.DataFrame(list(cells.values())), fp16=over(dynamic, fp32), bf16=over(bf16, fp32))
@@ -147,9 +162,11 @@ def gradient_time(rows: pd.DataFrame) -> SimpleNamespace:
 def scaler_step(rows: pd.DataFrame) -> SimpleNamespace:
     """A scaled step of each variant, and ours against torch's scaler and against none, for most parameters."""
     sizes = rows["million_parameters"].unique()
-    table = rows[["million_parameters", *TIMED, "ratio_to_no_scaler", "host_reads"]]
+    table = timed(rows, ["million_parameters", *TIMED, "ratio_to_no_scaler", "host_reads"])
     ours = rows[(rows["variant"] == OURS) & (rows["million_parameters"] == max(sizes))]
-    over_torch = _ratio(ours, "ratio_to_torch")
+    largest = rows[(rows["million_parameters"] == max(sizes)) & rows["variant"].isin([OURS, TORCHS])]
+    name = "a step of scaler and AdamW"
+    over_torch = of_kernels(_ratio(ours, "ratio_to_torch"), name, *largest.to_dict("records"))
     return SimpleNamespace(
         table=table if len(sizes) > 1 else table.drop(columns="million_parameters"),
         sizes=", ".join(map(str, sizes)),
@@ -165,7 +182,7 @@ def autocast_overhead(rows: pd.DataFrame) -> SimpleNamespace:
     """A step under each autocast; the largest ratio of ours to torch's over the sizes."""
     ours = rows[rows["variant"] == OURS]
     return SimpleNamespace(
-        table=rows[["hidden", "layers", "batch", *TIMED]],
+        table=timed(rows, ["hidden", "layers", "batch", *TIMED]),
         dtype=rows["dtype"].iloc[0],
         ratio=_ratio(ours.nlargest(1, "ratio_to_torch"), "ratio_to_torch"),
     )

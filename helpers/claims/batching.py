@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
+from ..experiments.batching.attention_variants import PADDED
 from ..experiments.batching.model_times import BY_TOKENS, STEPS
 from ..experiments.batching.samplers_and_packers import OURS
 from ..lab.estimate import LUCK_HERE, estimate
@@ -19,15 +20,18 @@ from ..lab.records.values import (
     in_unit,
     lacking,
     mean_of,
+    of_kernels,
     over,
     over_runs,
     pick,
     speedup,
+    timed,
 )
 
 BRAIN, BIG_BRAIN, BALANCED, PACKED = STEPS
 NO_PADDING = "equally long, no padding"
 DENSE, VARLEN = f"{PACKED}, dense", f"{PACKED}, varlen"
+KERNELS = ("flex", "varlen")  # that compute no scores across documents
 QUARTILES = 2 * NormalDist().inv_cdf(0.75)  # from one to the other, in standard deviations
 
 
@@ -66,6 +70,7 @@ def packing(rows: pd.DataFrame) -> SimpleNamespace:
 def batch_time(rows: pd.DataFrame) -> SimpleNamespace:
     """An epoch of forward passes by batch size: gains over BRAIN, padding, and what packs gain over k = 10."""
     columns = ["min_ms", "mean_ms", "median_ms", "max_ms", "batches", "padding, %", "epoch_s", "real_tokens_per_s"]
+    columns += ["loader_s"] if rows["loader_s"].notna().any() else []
     shaped = rows.assign(**{"padding, %": (100 * rows["padding_share"]).map("{:.1f}".format)})
     sizes = [int(size) for size in sorted(rows["batch_size"].unique())]
     rates = rows.pivot(index="variant", columns="batch_size", values="real_tokens_per_s")
@@ -90,7 +95,7 @@ def batch_time(rows: pd.DataFrame) -> SimpleNamespace:
     first = rows.iloc[0]
     epoch = f"an epoch of {rows['samples'].max():,.0f} samples, width {first['width']}"
     return SimpleNamespace(
-        tables=[shaped.loc[rows["batch_size"] == size, ["variant", *columns]] for size in sizes],
+        tables=[timed(shaped[rows["batch_size"] == size], ["variant", *columns]) for size in sizes],
         sizes=sizes,
         model=f"{epoch}, {first['dtype']}, {first['source']}",
         against_brain=against_brain.reindex(STEPS),
@@ -105,49 +110,81 @@ def batch_time(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def attention(rows: pd.DataFrame) -> SimpleNamespace:
-    """Attention within documents by each variant, and its ratio to the dense mask."""
+    """Attention within documents by each variant; `within` is the faster kernel against the padded batch's.
+
+    Both are at the most tokens, whose arrays no cache holds. Without a padded batch, on a CPU, there is no such ratio.
+    """
     names = ["tokens", "variant", "build_ms", "median_ms", "p20_ms", "p80_ms", "ratio", "peak_mib"]
     shapes = sorted(set(zip(rows["heads"], rows["head_dim"], strict=True)))
+    baseline = rows["baseline"].iloc[0]
+    longest = rows[rows["tokens"] == rows["tokens"].max()]
+    padded = longest[longest["variant"] == PADDED].to_dict("records")
+    kernels = longest[longest["variant"].isin(KERNELS) & (longest["baseline"] == PADDED)].to_dict("records")
+    gains = {row["variant"]: of_kernels(speedup(row), row["variant"], row, *padded) for row in kernels}
+    fastest = max((name for name in gains if gains[name].measured), key=lambda name: float(gains[name]), default="")
+    absent = next(iter(gains.values()), lacking("attention within documents beside a padded batch", TIMES))
     return SimpleNamespace(
-        table=rows.assign(peak_mib=1024 * rows["peak_gib"])[names].rename(columns={"ratio": "time, dense = 1"}),
+        table=timed(rows.assign(peak_mib=1024 * rows["peak_gib"]), names).rename(
+            columns={"ratio": f"time, {baseline} = 1"}
+        ),
         shape=", ".join(f"{heads} heads of {size}" for heads, size in shapes),
+        tokens=int(longest["tokens"].iloc[0]),
+        within=gains.get(fastest, absent),
+        fastest=fastest,
     )
 
 
 def throughput(rows: pd.DataFrame) -> SimpleNamespace:
     """Training steps by kind of batches, each at its best batch size, against equally long samples.
 
-    `alone` and `over_longest` are packing with the kernel that padded batches have: FlashAttention, which a GPU's packs
-    give the texts' ends and a CPU's a mask. `kernel` is what the packs' fastest kernel adds, and `gain` is both;
-    `within` is that kernel against a mask. All of these are at one batch size, that of the fastest packs.
+    `alone`, `over_longest` and `over_balanced` are packing with the kernel that padded batches have: FlashAttention,
+    which a GPU's packs give the texts' ends and a CPU's a mask. `kernel` is what the packs' fastest kernel adds, and
+    `gain` is both. All of these are at one batch size, that of the fastest packs. A step's real tokens and its kernel
+    of attention are columns of the table.
     """
-    names = ["batch_size", "variant", "median_ms", "p20_ms", "p80_ms", "n", "real_tokens_per_s", "ratio_to_no_padding"]
+    sizes = rows["batch_size"].unique()
+    names = ["batch_size", "variant", "attention", "real tokens a step", "median_ms", "p20_ms", "p80_ms"]
+    names = [*names[len(sizes) < 2 :], "real_tokens_per_s", "ratio_to_no_padding"]
     best = rows.sort_values("ratio_to_no_padding", ascending=False).drop_duplicates("variant")
     packed = next(iter(best.loc[best["variant"].str.startswith(PACKED), "variant"]), PACKED)
 
-    def faster(variant: str, baseline: str, like: str = "") -> Number:
+    def faster(variant: str, baseline: str, like: str = "", kernel: bool = False) -> Number:
         of = best.loc[best["variant"] == (like or variant), "batch_size"]
-        return _rate_ratio(rows, variant, baseline, of.iloc[0]) if len(of) else lacking(like or variant, TIMES)
+        if not len(of):
+            return lacking(like or variant, TIMES)
+        ratio = _rate_ratio(rows, variant, baseline, of.iloc[0])
+        both = rows[(rows["batch_size"] == of.iloc[0]) & rows["variant"].isin([variant, baseline])]
+        return of_kernels(ratio, f"{variant} over {baseline}", *both.to_dict("records")) if kernel else ratio
 
     same = DENSE if (rows["preset"] == "cpu").all() else VARLEN
     share = {name: in_unit(faster(name, NO_PADDING), PERCENT, 0) for name in (BRAIN, BALANCED, packed)}
     first = rows.iloc[0]
+    table = rows.assign(
+        attention=rows["variant"].map(_kernel_of),
+        **{"real tokens a step": (rows["real_tokens_per_s"] * rows["median_ms"] / 1e3).round()},
+    )
     return SimpleNamespace(
-        table=rows[names].rename(columns={"ratio_to_no_padding": "tokens/s, limit = 1"}),
-        model=f"{first['layers']} layers of width {first['width']}, {first['dtype']}",
+        table=timed(table, names).rename(columns={"ratio_to_no_padding": "tokens/s, limit = 1"}),
+        model=f"{first['layers']} layers of width {first['width']}, {first['dtype']}, batches of "
+        + " and ".join(map(str, sizes)),
         fastest=packed,
         packed=share[packed],
         balanced=share[BALANCED],
         brain=share[BRAIN],
         gain=faster(packed, BRAIN),
         by_length=faster(BALANCED, BRAIN),
-        over_balanced=faster(packed, BALANCED),
+        over_balanced=faster(same, BALANCED, packed),
         over_longest=faster(same, BIG_BRAIN, packed),
         alone=faster(same, BRAIN, packed),
-        kernel=faster(packed, same, packed),
-        within=faster(packed, DENSE, packed),
-        kernel_name=packed.removeprefix(f"{PACKED}, "),
+        kernel=faster(packed, same, packed, kernel=True),
+        kernel_name=_kernel_of(packed),
+        same_kernel=_kernel_of(same),
     )
+
+
+def _kernel_of(variant: str) -> str:
+    """The attention of a kind of batches, as its table names it."""
+    return variant.removeprefix(f"{PACKED}, ") if variant.startswith(PACKED) else "causal"
 
 
 def _rate_ratio(rows: pd.DataFrame, variant: str, baseline: str, size: int) -> Number:

@@ -8,7 +8,19 @@ import pandas as pd
 from ..compilers.backends import ONE_THREAD, ONNX, ONNX_ONE_THREAD, ONNX_UNFUSED
 from ..compilers.semantics import BREAKS, OUTCOMES, SILENT, WARNED
 from ..experiments.compilers.workloads import BERT_BASE, RESNET_18
-from ..lab.records.values import PERCENT, TIMES, Number, derived, lacking, number, over, speedup
+from ..lab.records.values import (
+    PERCENT,
+    TIMES,
+    Number,
+    derived,
+    lacking,
+    marked,
+    number,
+    of_kernels,
+    over,
+    speedup,
+    timed,
+)
 
 HEADS = {name: name for name in OUTCOMES} | {BREAKS: "graph break", WARNED: "wrong, warned", SILENT: "wrong, silent"}
 BY_HAND = ("by hand", "foreach", "fused", "one product")
@@ -39,30 +51,39 @@ def semantics(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def fusion(rows: pd.DataFrame) -> SimpleNamespace:
-    """Kernels, bytes against the lower bound and time of each case at its largest size: eager, by hand, compiled."""
-    large = rows[rows["size"] == rows["size"].max()]
+    """Kernels, bytes against the lower bound and time of each case at its largest size: eager, by hand, compiled.
+
+    A speedup whose time or whose eager time is host-bound is that of no kernel, and not measured.
+    """
+    large = rows[rows["size"] == rows.groupby("case")["size"].transform("max")]
+    eager = {row["case"]: row for row in large[large["variant"] == "eager"].to_dict("records")}
     labels = dict.fromkeys(BY_HAND, "by hand or library") | {"eager": "eager", "torch.compile": "torch.compile"}
     large = large.assign(label=large["variant"].map(labels)).dropna(subset="label")
     fastest = large.loc[large.groupby(["case", "label"], sort=False)["median_ms"].idxmin()]
     fastest = fastest.assign(
         bytes=fastest["bytes_moved"] / fastest["bytes_least"],
-        speedup=[speedup(row, 2) for _, row in fastest.iterrows()],
+        speedup=[
+            of_kernels(speedup(row, 2), f"the speedup of {row['case']}", row, eager.get(row["case"], {}))
+            for row in fastest.to_dict("records")
+        ],
     )
     compiled = fastest[fastest["label"] == "torch.compile"].set_index("case").sort_values("ratio")
+    chain = _at(compiled["speedup"], "pointwise chain")
+    compiled = compiled.loc[[gain.measured for gain in compiled["speedup"]]]
     eager_bytes = fastest[fastest["label"] == "eager"].set_index("case")["bytes_moved"]
     compiled = compiled.assign(share=compiled["bytes_moved"] / eager_bytes.reindex(compiled.index))
     columns = ["case", "variant", "kernels", "bytes", "median_ms", "p20_ms", "p80_ms", "baseline_ms", "speedup"]
     heads = {"bytes": "bytes / bound", "baseline_ms": "eager, ms"}
     return SimpleNamespace(
-        bars=fastest,
-        times=fastest[fastest["label"] != "eager"][columns].rename(columns=heads),
+        bars=fastest.loc[[gain.measured for gain in fastest["speedup"]]],
+        times=timed(fastest[fastest["label"] != "eager"], columns).rename(columns=heads),
         millions=derived(large["size"].max() / 2**20, "a setting", "", 0),
         cases=derived(len(compiled), "counted", "", 0),
         faster=derived((compiled["ratio"] < 1 / SAME).sum(), "counted", "", 0),
         median=_median(compiled["speedup"]),
         largest=_at_place(compiled, 0),
         smallest=_at_place(compiled, -1),
-        chain=_at(compiled["speedup"], "pointwise chain"),
+        chain=chain,
         chain_predicted=derived(9 / 3, "nine large tensors read or written, and three", decimals=0),
     )
 
@@ -113,7 +134,7 @@ def _by_batch(rows: pd.DataFrame) -> pd.DataFrame:
     columns = {"backend": backends}
     for batch, of_batch in rows.groupby("batch"):
         of_batch = of_batch.set_index("backend").reindex(backends)
-        columns[f"batch {batch}, ms"] = of_batch["median_ms"].to_numpy()
+        columns[f"batch {batch}, ms"] = [marked(row["median_ms"], row) for row in of_batch.to_dict("records")]
         gains = {name: speedup(row, 2) for name, row in of_batch.iterrows() if name != "eager"}
         columns[f"batch {batch}, speedup"] = list(map(gains.get, backends))
         columns[f"batch {batch}, p20–p80"] = _spread(of_batch, "speedup_p20", "speedup_p80", ".2f").to_numpy()
@@ -136,7 +157,7 @@ def training(rows: pd.DataFrame) -> SimpleNamespace:
     speedups = [speedup(row, 2) for _, row in compiled.iterrows()] or [absent]
     steps = compiled["break_even_steps"].iloc[-1] if len(compiled) else float("nan")
     return SimpleNamespace(
-        steps=others[[*columns, "break_even_steps"]].rename(columns=heads),
+        steps=timed(others, [*columns, "break_even_steps"]).rename(columns=heads),
         compiled=dict(zip(compiled["model"], speedups, strict=False)),
         least=speedups[0],
         most=speedups[-1],

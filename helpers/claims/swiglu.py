@@ -2,10 +2,11 @@
 
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 
-from ..experiments.swiglu import GRADIENTS, derived_costs
+from ..experiments.swiglu import BASELINES, GRADIENTS, derived_costs
 from ..experiments.swiglu.layer_variants import BUDGET, OURS, SAVES
 from ..lab.memory import GIB
 from ..lab.records.values import (
@@ -16,12 +17,15 @@ from ..lab.records.values import (
     derived,
     is_noisy,
     lacking,
+    marked,
     mean_of,
     number,
+    of_kernels,
     of_rounds,
     over,
     pick,
     quiet,
+    timed,
 )
 from ..rush.rates import recorded_rates
 
@@ -79,7 +83,7 @@ def ceilings(rows: pd.DataFrame) -> SimpleNamespace:
     """The rates of large products and copies."""
     names = ["operation", "dtype", "size", "median_ms", "p20_ms", "p80_ms", "n", "tflops", "gb_per_s"]
     dtypes = NAMES | {"tf32": "TF32", "float8_e4m3fn": "float8"}
-    return SimpleNamespace(table=rows.rename(columns={"ceiling": "operation"}).replace({"dtype": dtypes})[names])
+    return SimpleNamespace(table=timed(rows.rename(columns={"ceiling": "operation"}).replace({"dtype": dtypes}), names))
 
 
 def sweep(rows: pd.DataFrame) -> SimpleNamespace:
@@ -93,7 +97,8 @@ def sweep(rows: pd.DataFrame) -> SimpleNamespace:
             shape = (batch * length, hidden, intermediate, layers, 4)
             saving = derived_costs.peak_bytes(0, *shape) - derived_costs.peak_bytes(level, *shape)
             line = {"batch": batch, "sequence": length, "d": hidden, "layers": layers, "level": level}
-            line |= {"forward, s": row["forward_s"], "backward, s": row["backward_s"], "peak, GiB": row["peak_gib"]}
+            line |= {"forward, s": marked(row["forward_s"], row), "backward, s": marked(row["backward_s"], row)}
+            line["peak, GiB"] = row["peak_gib"]
             less = {"reduction, GiB": base - row["peak_gib"], "derived, GiB": saving / GIB}
             lines.append(line | (less if level else {}))
     by_level = {level: task[task[LEVEL] == level].set_index(SHAPE) for level in (0, 1, 2)}
@@ -148,7 +153,7 @@ def peers(rows: pd.DataFrame, ceilings: pd.DataFrame) -> SimpleNamespace:
         wide={NAMES[name]: of for name, of in rows[rows["hidden_dim"] == WIDTH].groupby("dtype")},
         half=_levels(rows, half),
         single=_levels(rows, "float32"),
-        level2_slowest=_slowest(level2),
+        level2_slowest=_slowest(rows, level2),
         level2_bytes=derived(1 / level2["saved_ratio"].max(), "counted bytes", decimals=1),
         level2_stored=Number(level2["saved_ratio"].max(), PERCENT, missing="level 2", decimals=0),
         predicted=derived(11 / 9, "eleven products for nine"),
@@ -163,12 +168,19 @@ def _tokens(rows: pd.DataFrame) -> str:
     return ", ".join(f"{tokens} tokens at d = {' and '.join(map(str, of))}" for tokens, of in widths.items())
 
 
-def _slowest(level2: pd.DataFrame) -> Number:
-    """Of all shapes the largest ratio to the compiled module; of those measured in quiet, if there are any."""
-    beside = quiet(level2.dropna(subset="ratio_to_compiled"))
-    if not len(beside):
-        return lacking("level 2 beside the compiled module", TIMES)
-    return of_rounds(beside.loc[beside["ratio_to_compiled"].idxmax()], "ratio_to_compiled", 2)
+def _slowest(rows: pd.DataFrame, level2: pd.DataFrame) -> Number:
+    """Of all shapes the largest ratio to the compiled module, of those where neither is host-bound, and that were
+    measured in quiet, if there are any."""
+    known = quiet(level2.dropna(subset="ratio_to_compiled")).to_dict("records")
+    ratios = [ratio for row in known if (ratio := _ratio(rows, row, "ratio_to_compiled")).measured]
+    return max(ratios, key=float, default=lacking("level 2 beside the compiled module", TIMES))
+
+
+def _ratio(rows: pd.DataFrame, row: Any, column: str) -> Number:
+    """A variant's ratio to a baseline; not measured if one of them is host-bound."""
+    same = (rows["dtype"] == row["dtype"]) & (rows["hidden_dim"] == row["hidden_dim"])
+    baseline = rows[same & (rows["variant"] == BASELINES[column])]
+    return of_kernels(of_rounds(row, column, 2), f"{row['variant']}", row, *baseline.to_dict("records"))
 
 
 def _by_dtype(rows: pd.DataFrame) -> pd.DataFrame:
@@ -177,8 +189,8 @@ def _by_dtype(rows: pd.DataFrame) -> pd.DataFrame:
     for (dtype, width), of in rows.set_index("variant").groupby(["dtype", "hidden_dim"]):
         marks = [NOISY * is_noisy(row) for row in of.to_dict("records")]
         spread = [
-            f"{number(middle)}{mark} ({number(low)}–{number(high)})"
-            for mark, (low, middle, high) in zip(marks, of[["p20_ms", "median_ms", "p80_ms"]].to_numpy(), strict=True)
+            f"{number(marked(row['median_ms'], row))}{mark} ({number(row['p20_ms'])}–{number(row['p80_ms'])})"
+            for mark, row in zip(marks, of.to_dict("records"), strict=True)
         ]
         numbers = {f"ms at d = {width} (p20–p80)" if several else "ms (p20–p80)": spread}
         if width == WIDTH or not several:
@@ -193,7 +205,7 @@ def _levels(rows: pd.DataFrame, dtype: str) -> SimpleNamespace:
 
     def ratio(variant: str, to: str) -> Number:
         chosen = rows[(rows["dtype"] == dtype) & (rows["hidden_dim"] == WIDTH) & (rows["variant"] == variant)]
-        return of_rounds(chosen.iloc[0], f"ratio_to_{to}", 2) if len(chosen) else lacking(variant, TIMES)
+        return _ratio(rows, chosen.iloc[0], f"ratio_to_{to}") if len(chosen) else lacking(variant, TIMES)
 
     one, two, three = (f"{OURS}{level}" for level in (1, 2, 3))
     stored = partial(pick, rows, "saved_ratio", PERCENT, 0, dtype=dtype, hidden_dim=WIDTH)

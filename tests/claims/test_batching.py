@@ -42,7 +42,7 @@ def test_losses_of_too_few_trainings_are_not_measured(missing):
 def epoch(variant, size, rate, padding):
     times = dict.fromkeys(("min_ms", "mean_ms", "median_ms", "max_ms", "epoch_s", "p25_ms"), 1.0) | {"p75_ms": 1.1}
     row = {"variant": variant, "batch_size": size, "real_tokens_per_s": rate, "padding_share": padding, "batches": 9}
-    return row | times | {"samples": 24, "width": 8, "dtype": "float32", "source": "text"}
+    return row | times | {"loader_s": None, "samples": 24, "width": 8, "dtype": "float32", "source": "text"}
 
 
 EPOCHS = pd.DataFrame(
@@ -92,7 +92,14 @@ def test_the_fastest_of_several_variants_is_quoted():
     assert f"{batching.throughput(paired).alone}" == "5.0× (4.9 to 5.1, 4 pairs)"
     on_gpu = batching.throughput(paired.assign(preset="gpu"))  # where padded batches have varlen's kernel
     assert f"{on_gpu.alone}" == f"{on_gpu.gain}" == "9.1× (9.0 to 9.2, 4 pairs)"
-    assert f"{on_gpu.within}" == "1.83× (1.81 to 1.84, 4 pairs)"
+    flex = paired.iloc[[3]].assign(variant="packed, flex", us_per_token="1 1 1 1", ratio_to_no_padding=1.0)
+    with_flex = pd.concat([paired, flex]).assign(preset="gpu")
+    faster = batching.throughput(with_flex)
+    assert f"{faster.kernel}" == "1.10× (1.09 to 1.11, 4 pairs)"
+    assert f"{faster.alone}" == f"{on_gpu.alone}", "the padded batches' kernel"
+    assert faster.table["attention"].tolist() == ["causal", "causal", "dense", "varlen", "flex"]
+    host = batching.throughput(with_flex.assign(device_share=[0.99, 0.99, 0.99, 0.99, 0.7]))
+    assert "isn't host-bound" in f"{host.kernel}" and host.alone.measured
 
 
 def test_samplers_are_tabled_by_size():

@@ -7,7 +7,7 @@ import pandas as pd
 
 from ...experiments.rush.transformers_llama import ALIKE
 from ...lab.estimate import LUCK_HERE
-from ...lab.records.values import PERCENT, TIMES, Number, derived, lacking, paired
+from ...lab.records.values import PERCENT, TIMES, Number, derived, lacking, paired, timed
 from ...lab.trials import luck
 
 KINDS = {"kind": {"layer": "LayerNorm", "rms": "RMSNorm"}}
@@ -20,7 +20,7 @@ def loading(rows: pd.DataFrame) -> SimpleNamespace:
     """Steps fed by a loader, and the largest share that a step waits for its batch."""
     names = ["workers", "pinned", "step_ms", "p20_ms", "p80_ms", "wait_ms", "copy_ms"]
     waits = (rows["wait_ms"] + rows["copy_ms"]) / rows["step_ms"]
-    return SimpleNamespace(steps=_varied(rows[names], ["pinned"]), waits=Number(waits.max(), PERCENT))
+    return SimpleNamespace(steps=_varied(timed(rows, names), ["pinned"]), waits=Number(waits.max(), PERCENT))
 
 
 def peers(rows: pd.DataFrame) -> SimpleNamespace:
@@ -81,14 +81,14 @@ def adam(rows: pd.DataFrame) -> SimpleNamespace:
 
 def _bandwidth(rows: pd.DataFrame, sizes: list[str]) -> pd.DataFrame:
     names = [*sizes, "variant", "median_ms", "p20_ms", "p80_ms", "share_of_copy"]
-    return rows[names].rename(columns={"share_of_copy": "share of copy bandwidth"})
+    return timed(rows, names).rename(columns={"share_of_copy": "share of copy bandwidth"})
 
 
 def lecture(rows: pd.DataFrame) -> SimpleNamespace:
     """The lecture's stack of decoder layers, against fp32."""
     speedup = [Number(1 / ratio, TIMES, decimals=2) for ratio in rows["ratio_to_fp32"]]
     names = ["batch", "variant", "median_ms", "p20_ms", "p80_ms", "speedup", "peak_gib"]
-    return SimpleNamespace(stack=rows.assign(speedup=speedup)[names])
+    return SimpleNamespace(stack=timed(rows.assign(speedup=speedup), names))
 
 
 def _varied(table: pd.DataFrame, names: list[str]) -> pd.DataFrame:
