@@ -4,6 +4,7 @@ A row whose share is below `LEAST` is host-bound: its time is Python's and the d
 """
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -75,6 +76,7 @@ def union(intervals: Iterable[tuple[int, int]]) -> int:
 @functools.cache
 def _warm_profiler() -> None:
     """The first profile of a process loads the driver's part, which takes a second."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else some builds of torch print two lines a profile
     _profiled(lambda: torch.zeros(1, device=device()))
 
 

@@ -80,6 +80,8 @@ def test_a_ratio_has_the_interval_that_was_recorded():
     assert (f"{old.over_torch}", f"{old.speedup}") == ("0.80× (unpaired)", "1.25× (unpaired)")
     new = amp.scaler_step(pd.DataFrame([scaled(10, "ours", 0.8, 0.75, 0.85)]))
     assert f"{new.speedup}" == "1.25× (1.18 to 1.33, 20 pairs)"
+    host = amp.scaler_step(pd.DataFrame([scaled(10, "ours", 0.8, 0.75, 0.85) | {"device_share": 0.5}]))
+    assert not host.over_torch.measured and not host.speedup.measured
     assert "million_parameters" in old.table and "million_parameters" not in new.table
 
 

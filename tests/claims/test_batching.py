@@ -102,6 +102,26 @@ def test_the_fastest_of_several_variants_is_quoted():
     assert "isn't host-bound" in f"{host.kernel}" and host.alone.measured
 
 
+def attended(tokens, times_ms, baseline):
+    shape = {"heads": 2, "head_dim": 8, "build_ms": 0.1, "peak_gib": 0.1, "p20_ms": 1.0, "p80_ms": 1.0}
+    rows = [{"variant": name, "median_ms": ms, "ratio": ms / times_ms[baseline]} for name, ms in times_ms.items()]
+    return pd.DataFrame(rows).assign(tokens=tokens, baseline=baseline, baseline_ms=times_ms[baseline], **shape)
+
+
+def test_attention_within_documents_is_compared_with_the_padded_batch():
+    times_ms = {"dense": 100.0, "flex": 1.0, "varlen": 2.0, "causal, leaking": 20.0, "padded, causal": 4.0}
+    rows = pd.concat([attended(64, times_ms, "padded, causal"), attended(32, times_ms, "padded, causal")])
+    named = batching.attention(rows)
+    assert (f"{named.within}", named.fastest, named.tokens) == ("4.0× (unpaired)", "flex", 64)
+    assert "time, padded, causal = 1" in named.table
+    host = batching.attention(rows.assign(device_share=[0.99, 0.5, 0.99, 0.99, 0.99] * 2))
+    assert (f"{host.within}", host.fastest) == ("2.0× (unpaired)", "varlen")
+    host = batching.attention(rows.assign(device_share=0.5))
+    assert "isn't host-bound" in f"{host.within}" and "device_share" in host.table
+    on_cpu = batching.attention(attended(64, {"dense": 9.0, "varlen": 3.0}, "dense"))
+    assert "padded batch" in f"{on_cpu.within}"
+
+
 def test_samplers_are_tabled_by_size():
     scaling = pd.DataFrame({"samples": [10**4, 10**6], "variant": "BalancedBatchSampler", "init_s": [0.001, 0.05]})
     scaling = batching.sampler_scaling(scaling.assign(first_batch_ms=1.0, batch_us=[5.0, 4.0]))

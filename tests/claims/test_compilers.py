@@ -48,6 +48,17 @@ def test_fusion_takes_the_faster_version_by_hand_and_ranks_what_was_compiled():
     assert float(named.median) == 2.5
 
 
+def test_a_host_bound_time_is_tabled_but_no_speedup_of_a_kernel():
+    shares = {("chain", "eager"): 0.5, ("AdamW", "fused"): 0.6}
+    rows = [row | {"device_share": shares.get((row["case"], row["variant"]), 0.98)} for row in FUSION]
+    named = compilers.fusion(pd.DataFrame(rows))
+    assert named.times["device_share"].tolist() == [0.98, 0.98, 0.98, 0.6]
+    assert [gain.measured for gain in named.times["speedup"]] == [False, False, True, False]
+    assert (float(named.cases), named.largest.case) == (1, "AdamW")
+    unknown = compilers.fusion(pd.DataFrame(FUSION))
+    assert unknown.largest.case == "chain", "rows of earlier methods don't say how busy the GPU was"
+
+
 def test_without_a_compiler_fusion_by_hand_is_still_shown():
     rows = pd.DataFrame([row for row in FUSION if row["variant"] != "torch.compile"])
     named = compilers.fusion(rows)

@@ -78,6 +78,18 @@ def test_a_level_is_compared_in_each_type():
     assert peers.tokens == "1000 tokens in bf16, 1000 tokens in fp32"
 
 
+def test_no_ratio_of_levels_is_taken_from_a_host_bound_row():
+    def host_bound(variant):
+        shares = [0.5 if name == variant else 0.99 for name in LAYERS["variant"]]
+        return swiglu.peers(LAYERS.assign(device_share=shares), CEILINGS)
+
+    peers = host_bound(COMPILED)
+    assert not peers.half.level2.measured and peers.half.level2_to_plain.measured
+    peers = host_bound("level 2")
+    assert not peers.half.level2_to_plain.measured and not peers.level2_slowest.measured
+    assert peers.table.set_index("variant").loc["level 2", "bf16 ms (p20–p80)"].startswith("100‡ (")
+
+
 def test_the_bound_is_the_products_at_the_best_rate():
     table = swiglu.peers(LAYERS, CEILINGS).table.set_index("variant")
     product_ms = 2 * 1000 * 2048 * 8192 / 2e12 * 1e3

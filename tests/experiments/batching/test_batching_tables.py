@@ -1,15 +1,20 @@
 """Chapter 2's tables on the small preset."""
 
+import time
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers.batching import PackedLayout, packed_attention
+from helpers.batching.attention import causal_attention
 from helpers.experiments import batching as experiments
-from helpers.experiments.batching import inputs, model_times, step_times
+from helpers.experiments.batching import attention_variants, inputs, model_times, step_times
 from helpers.experiments.batching.samplers_and_packers import SPREADS
 from helpers.models import GPT2LikeModel
+from helpers.training.trainer import Batch
 
 
 @pytest.fixture
@@ -72,6 +77,42 @@ def test_the_time_of_a_batch_begins_when_others_lie_on_the_device_already(monkey
     chunks = [range(0, 3), range(3, 4)]
     assert seen == [f"{what} {number}" for chunk in chunks for what in ("made", "ran") for number in chunk]
     assert len(times_ms) == 4
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_gpus_epochs_begin_when_their_batches_lie_on_the_device(monkeypatch, kind):
+    monkeypatch.setattr(step_times, "device", lambda: torch.device(kind))
+    order = []
+
+    def batches():
+        for number in range(3):
+            order.append(f"made {number}")
+            time.sleep(0.02)
+            yield Batch(torch.zeros(1, 4), torch.zeros(1, 4), real=4)
+
+    epoch = step_times.Epoch()
+    epoch.go_on(batches(), lambda batch: order.append("ran"))
+    row = epoch.row(lambda batch: None)
+    if kind == "cuda":
+        assert order == ["made 0", "made 1", "made 2", "ran", "ran", "ran"]
+        assert row["loader_s"] > 0.06 > 0.02 > row["epoch_s"]
+    else:
+        assert order == ["made 0", "ran", "made 1", "ran", "made 2", "ran"]
+        assert row["epoch_s"] > 0.06 and "loader_s" not in row
+
+
+def test_padded_documents_attend_as_packed_ones_do():
+    layout = PackedLayout([0, 3, 4, 9])
+    generator = torch.Generator().manual_seed(0)
+    packed = [torch.randn(1, 2, 9, 8, generator=generator, dtype=torch.float64) for _ in range(4)]
+    padded = attention_variants.pad(layout, packed)
+    assert padded[0].shape == (3, 2, 5, 8)
+    for part in (*packed[:3], *padded[:3]):
+        part.requires_grad_()
+    dense = packed_attention(layout, "dense", "cpu")
+    wanted = attention_variants.both_ways(dense, *packed)
+    got = attention_variants.unpad(layout, lambda: attention_variants.both_ways(causal_attention, *padded))
+    torch.testing.assert_close(got, wanted)
 
 
 @pytest.mark.usefixtures("never_cudnns")

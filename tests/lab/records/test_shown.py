@@ -40,6 +40,18 @@ def test_a_tables_cells_carry_their_alignment(outputs):
     assert "<caption>Times &lt; 30 ms</caption>" in html
 
 
+def test_a_host_bound_row_is_marked_at_its_time_and_the_share_is_no_column(outputs):
+    notebook.table(FRAME.assign(device_share=[0.5, 0.95]), "Times")
+    html = outputs[0]["data"]["text/html"]
+    assert re.findall(r'text-align: (\w+)">(.*?)</t[hd]>', html)[1:] == [
+        ("right", "time, ms"),
+        ("left", "eager"),
+        ("right", "1.50‡"),
+        ("left", "&lt;b&gt;"),
+        ("right", "20.0"),
+    ]
+
+
 def test_a_long_table_is_folded_in_the_notebook_and_open_in_the_report(outputs, shown, text):
     long = pd.DataFrame({"variant": [f"name{n}" for n in range(20)], "time_ms": 1.5})
     for rows in (12, 20):

@@ -19,6 +19,7 @@ from helpers.lab.records.values import (
     lacking,
     number,
     of_class,
+    of_kernels,
     over,
     paired,
     pick,
@@ -103,6 +104,15 @@ def test_a_row_that_is_missing_is_a_number_that_says_so():
     assert number(absent) == "–"
 
 
+def test_a_number_of_a_kernel_is_not_taken_from_a_host_bound_row(shown):
+    fused = {"device_share": 0.95}
+    assert of_kernels(paired(TRIAL), "the fused kernel", fused, {}).measured
+    gain = of_kernels(paired(TRIAL), "the fused kernel", fused, {"device_share": 0.5})
+    assert f"{gain}" == "[not measured: the fused kernel that isn't host-bound]"
+    claim("twice", gain.at_least(2))
+    assert shown == [("*Not measured:* twice: needs the fused kernel that isn't host-bound.", True)]
+
+
 def test_a_renamed_column_raises_even_where_the_row_is_missing():
     for variant in ("eager", "compiled"):
         with pytest.raises(KeyError, match="mean_ms"):
@@ -169,7 +179,7 @@ def declared(size):
 RETURNED: list[str] = []
 
 
-@pytest.mark.parametrize("names", [["ms"], ["ms", "peak_gib"]])
+@pytest.mark.parametrize("names", [["ms"], ["ms", "peak_gib"], ["ms", "device_share"]])
 def test_declared_columns_are_measured(names):
     RETURNED[:] = names
     assert list(declared("small")) == ["size", "status", *names]
