@@ -4,17 +4,15 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..lab import Worth, device, experiment, in_fresh_process
+from ..lab import Worth, experiment, in_fresh_process
 from ..lab.machine import missing_because
 from ..lab.records import Row
 from ..text import local_wikitext
-from ..training.stages import COMPILED, FUSED, MIXED, PROFILED, STAGES, build_trainer, environment, run
+from ..training.stages import COMPILED, MIXED, PROFILED, STAGES, build_trainer, environment, run
 from .profiling.fixes import COLUMNS, paired
 from .profiling.planted_faults import in_turns
 
 START, ALONE, CUMULATIVE = "start", "alone", "cumulative"
-SAMPLES = 1536  # 32 steps; the slowest variant sets the time: about 31 TFLOP a step in fp32, without tensor cores
-ONE_STEP = {"samples": 64, "validation_samples": 64}
 SEEDS = range(3)
 NAMES = list(STAGES)
 
@@ -34,60 +32,38 @@ def _missing(stage: str, size: str, **_: object) -> str:
     return missing_because("native bf16") if stage == MIXED and size == "reduced" else ""
 
 
-@functools.cache
-def _settle() -> None:
-    """A training that absorbs what a process does once: start of the device, imports, choice of kernels."""
-    run([MIXED], preset="small")
-
-
-@functools.cache
-def _settle_norms(stages: frozenset[str], preset: str) -> None:
-    """Compile our norms' kernels, once in a process, for the widths and types that they get with these stages.
-
-    Otherwise only the first seed would include these seconds.
-    """
-    run(stages, preset=preset, **ONE_STEP)
-
-
-def _settled(names: Sequence[str], **options: Any) -> Row:
-    _settle()
-    return run(names, path=local_wikitext(), **options)
-
-
 CLIMBED = [(START, "none"), *((CUMULATIVE, name) for name in NAMES)]
-SINGLE = [(ALONE, name) for name in NAMES[1:]]  # the first stage alone equals the stages up to it
 
 
 @experiment(
     small=_runs("small", [(START, "none"), (CUMULATIVE, PROFILED), (ALONE, PROFILED)], [0]),
     # Compilation, which takes longer than all the rest, is measured with one seed, and no stage alone.
     cpu=_runs("reduced", CLIMBED[:-1], SEEDS) + _runs("reduced", CLIMBED[-1:], [0]),
-    gpu=_runs("gpu", CLIMBED + SINGLE, SEEDS),
-    big_gpu=_runs("full", CLIMBED + SINGLE, SEEDS),
+    gpu=[],  # there `time_to_loss` takes its place: an epoch of seconds ends above the loss of a constant guess
     version=3,
     missing=_missing,
     worth=Worth(
         60,
         "a training from the first line to the last, stage by stage",
         cpu=19.9,
-        gpu=10,
-        big_gpu=17.5,
         headline={"way": (START, CUMULATIVE)},  # of all seeds: one decides nothing
     ),
 )
 def stages(way: str, stage: str, seed: int, size: str) -> Row:
     """A whole training of the language model: its time, memory, and what it learned from equally many real tokens.
 
-    On a CPU in a process of its own, whose allocator keeps its pages.
+    In a process of its own, where nothing is left of an earlier one, and whose allocator keeps its pages.
     """
-    names = chosen(way, stage, NAMES)
-    options = {"preset": size, "seed": seed} | ({"samples": SAMPLES} if size == "full" else {})
-    if device().type == "cpu" and size != "small":
-        return in_fresh_process(_settled, names, environment=environment(), **options)
-    if FUSED in names and device().type == "cuda":
-        _settle()
-        _settle_norms(frozenset(names) - {COMPILED}, size)
-    return _settled(names, **options)
+    names, options = chosen(way, stage, NAMES), {"preset": size, "seed": seed, "path": local_wikitext()}
+    if size == "small":
+        return run(names, **options)
+    return in_fresh_process(_settled, names, environment=environment(), **options)
+
+
+def _settled(names: Sequence[str], **options: Any) -> Row:
+    """`run`, after a training that absorbs what a process does once: start of the device, imports, kernels."""
+    run([MIXED], preset="small")
+    return run(names, **options)
 
 
 @experiment(

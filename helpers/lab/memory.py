@@ -1,6 +1,7 @@
 """Memory of a call: the peak of allocated bytes, and the bytes of tensors saved for backward."""
 
 import contextlib
+import gc
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -57,6 +58,30 @@ def system_bytes(field: str) -> int:
     with contextlib.suppress(OSError):
         return int(re.search(rf"{name}:\s+(\d+)", Path("/proc", file).read_text())[1]) * 1024
     return 0
+
+
+class PeakAbove:
+    """How far memory rises in a block above what was allocated when it began: `gib`, known at its end.
+
+    On a GPU the allocated bytes: what a process kept from earlier work isn't in it. Garbage is collected first, for a
+    trainer refers to itself and would else be freed within the block. On a CPU it is the peak of resident memory over
+    the earlier peak, which is the block's need only in a process of its own.
+    """
+
+    gib: float
+
+    def __enter__(self) -> "PeakAbove":
+        self._on_gpu = device().type == "cuda"
+        if self._on_gpu:
+            gc.collect()
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        self._before = torch.cuda.memory_allocated() if self._on_gpu else system_bytes(PEAK)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        after = torch.cuda.max_memory_allocated() if self._on_gpu else system_bytes(PEAK)
+        self.gib = (after - self._before) / GIB
 
 
 def peak_memory(fn: Callable[[], Any]) -> Memory:

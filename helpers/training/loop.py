@@ -11,13 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 from tqdm import tqdm
 
 from ..lab import Timing
-from ..lab.memory import GIB
 from ..lab.timing import between_ms, moment, synchronize
 from .trainer import Trainer
 
@@ -50,7 +48,7 @@ def fit(
     profile: Profile | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Train and validate, epoch by epoch; call it inside `trainer.settings()`. Returns times, memory and scores.
+    """Train and validate, epoch by epoch; call it inside `trainer.settings()`. Returns times and scores.
 
     With `steps` the training ends after so many, with a validation if it `validates`. The first `settling` steps are
     not timed. `on_step` is called before each step of the optimizer, with gradients that are still scaled.
@@ -63,10 +61,7 @@ def fit(
     """
     marks: list[list[Any]] = []
     number, epoch_s, scores = 0, None, {}
-    on_gpu = trainer.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
+    synchronize()
 
     def look(loss: Tensor) -> None:
         if on_step is not None:
@@ -107,7 +102,6 @@ def fit(
         "steps": number,
         **_iterations(marks, settling),
         "epoch_s": epoch_s,
-        "peak_gib": torch.cuda.max_memory_allocated() / GIB if on_gpu else None,
         **{f"validation_{name}": value for name, value in scores.items()},
     }
 

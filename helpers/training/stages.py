@@ -22,7 +22,7 @@ from ..lab import device, in_fresh_process
 from ..lab.arguments import check_at_least
 from ..lab.cpu import KEPT
 from ..lab.machine import missing_because
-from ..lab.memory import GIB, PEAK, system_bytes
+from ..lab.memory import PeakAbove
 from ..lab.records import Row
 from .language import guess_scores
 from .loop import Step, fit
@@ -86,16 +86,15 @@ def run(
     validation; the start of Python and CUDA, which no stage changes, is left out. `real_tokens_per_s` and `step_ms` are
     the steady state's. `constant_accuracy` is that of always guessing the most frequent token.
 
-    On a CPU `peak_gib` is what the process grew by, which is the training's need only in a process of its own
-    (`run_apart`), where glibc keeps freed pages, too. cuDNN's attention is disabled, since
-    it would plan for each new length. `path` is WikiText-103's folder, without it the text is generated; `changes`
+    `peak_gib` is above what was allocated before (`PeakAbove`): on a CPU that is the training's need only in a process
+    of its own (`run_apart`), where glibc keeps freed pages, too. cuDNN's attention is disabled, since it would plan for
+    each new length. `path` is WikiText-103's folder, without it the text is generated; `changes`
     replace values of the preset.
     """
     chosen = check_names(stages, STAGES, "stage", "stages")
     check_at_least(1, epochs=epochs)
     check_at_least(0, seed=seed)
-    before = system_bytes(PEAK)
-    with _nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
+    with PeakAbove() as peak, _nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
         began = time.perf_counter()
         trainer = build_trainer(chosen, preset=preset, path=path, seed=seed, **changes)
         with trainer.settings():
@@ -109,7 +108,7 @@ def run(
         "real_tokens_per_s": counts.real / counts.steps / mean_ms * 1e3,
         "real_tokens": counts.real * epochs,
         "padding_share": 1 - counts.real / counts.positions,
-        "peak_gib": (system_bytes(PEAK) - before) / GIB if timed["peak_gib"] is None else timed["peak_gib"],
+        "peak_gib": peak.gib,
         "validation_loss": timed["validation_loss"],
         "validation_accuracy": timed["validation_accuracy"],
         "constant_accuracy": guess_scores(trainer.task)["guess_accuracy"],

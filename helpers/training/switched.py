@@ -18,6 +18,7 @@ from typing import Any
 
 from ..lab import device
 from ..lab.arguments import check_at_least, check_choice
+from ..lab.memory import PeakAbove
 from ..pictures import cores
 from . import clothes, language, switches
 from .loop import OnStep, Profile, fit
@@ -93,14 +94,16 @@ class Switched:
         decode. Validation covers its whole split.
         """
         check_at_least(1, epochs=epochs, steps=1 if steps is None else steps)
-        trainer = self.prepare(fixes, preset=preset, path=path, seed=seed, **changes)
-        with trainer.settings():
-            timed = fit(trainer, epochs=epochs, steps=steps, validates=validates, on_step=on_step, profile=profile)
+        with PeakAbove() as peak:
+            trainer = self.prepare(fixes, preset=preset, path=path, seed=seed, **changes)
+            with trainer.settings():
+                timed = fit(trainer, epochs=epochs, steps=steps, validates=validates, on_step=on_step, profile=profile)
         task, counts, mean_ms = trainer.task, trainer.counts, timed["iteration_mean_ms"]
         return {
             "preset": preset,
             "source": task.source,
             **timed,
+            "peak_gib": peak.gib if trainer.device.type == "cuda" else None,
             self.rate: counts.real / counts.steps / mean_ms * 1e3,
             "padding_share": 1 - counts.real / counts.positions,
             "prepare_s": task.prepare_s,

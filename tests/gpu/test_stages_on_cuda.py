@@ -5,12 +5,13 @@ import math
 import pytest
 from torch import nn
 
-from helpers.experiments.summary import CUMULATIVE, NAMES, ONE_STEP, chosen
+from helpers.experiments.summary import CUMULATIVE, NAMES, chosen
 from helpers.kernels import LayerNorm
 from helpers.training.stages import FUSED, MIXED, STAGES, build_trainer, run
 
 pytest.importorskip("torchtext", reason="the text is tokenised by torchtext, which isn't here", exc_type=ImportError)
 
+ONE_STEP = {"samples": 64, "validation_samples": 64}
 FAST = {"samples": 32, "validation_samples": 8, "workers": 0, "dropout": 0.0}
 
 

@@ -3,6 +3,8 @@ import torch
 from torch.profiler import profile
 
 from helpers.lab import device, peak_memory, saved_bytes
+from helpers.lab import memory as lab_memory
+from helpers.lab.memory import GIB, PeakAbove
 
 KIB = 1024
 
@@ -59,3 +61,64 @@ def test_tensors_that_exist_anyway_do_not_count():
     x = torch.randn(5, 10, requires_grad=True)
     assert saved_bytes(lambda: layer(x)) == (50 + 200) * 4
     assert saved_bytes(lambda: layer(x), without=layer.parameters()) == 50 * 4
+
+
+class FakeGPU:
+    """The caching allocator's totals, of blocks that are taken and freed by name."""
+
+    def __init__(self):
+        self.blocks, self.peak = {}, 0
+
+    def take(self, name: str, size: int) -> None:
+        self.blocks[name] = size
+        self.peak = max(self.peak, self.allocated())
+
+    def allocated(self) -> int:
+        return sum(self.blocks.values())
+
+    def reset(self) -> None:
+        self.peak = self.allocated()
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    fake = FakeGPU()
+    monkeypatch.setattr(lab_memory, "device", lambda: torch.device("cuda"))
+    stands_for = {
+        "synchronize": lambda: None,
+        "memory_allocated": fake.allocated,
+        "max_memory_allocated": lambda: fake.peak,
+        "reset_peak_memory_stats": fake.reset,
+    }
+    for name, function in stands_for.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    return fake
+
+
+def test_the_peak_of_a_second_training_has_nothing_that_the_first_left(gpu):
+    def train() -> float:
+        with PeakAbove() as peak:
+            gpu.take("weights", 2 * GIB)
+            gpu.take("activations", 3 * GIB)
+            del gpu.blocks["activations"]
+        gpu.take("left over", gpu.blocks.pop("weights"))
+        return peak.gib
+
+    assert [train(), train()] == [5, 5]
+
+
+def test_garbage_of_an_earlier_training_is_freed_before_its_base_is_taken(gpu):
+    class Trainer:
+        def __init__(self):
+            self.step = self.learn  # refers to itself: only a collection frees it
+            gpu.take("weights", 2 * GIB)
+
+        def learn(self): ...
+
+        def __del__(self):
+            del gpu.blocks["weights"]
+
+    Trainer()
+    with PeakAbove() as peak:
+        gpu.take("activations", 3 * GIB)
+    assert peak.gib == 3

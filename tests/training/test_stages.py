@@ -6,7 +6,7 @@ from torch import nn
 
 from helpers.amp import DynamicGradScaler
 from helpers.experiments import summary as experiments
-from helpers.experiments.summary import ALONE, CUMULATIVE, NAMES, ONE_STEP, SAMPLES, START, chosen, stages
+from helpers.experiments.summary import ALONE, CUMULATIVE, NAMES, START, chosen, stages
 from helpers.text import TextError, vocab
 from helpers.training import LANGUAGE, loop, trainer
 from helpers.training import stages as staircase
@@ -84,41 +84,14 @@ def test_stages_are_added_in_order_or_stand_alone():
     assert chosen(START, "none", NAMES) == []
     assert chosen(ALONE, PROFILED, NAMES) == [PROFILED]
     assert chosen(CUMULATIVE, PROFILED, NAMES) == [MIXED, BATCHES, PROFILED]
-    full = stages.configurations("big-gpu")
-    assert len(full) == 3 * (1 + len(NAMES) + len(NAMES) - 1)
-    assert all(set(chosen(c["way"], c["stage"], NAMES)) <= set(NAMES) for c in full)
 
 
-@pytest.fixture
-def trained(monkeypatch):
-    """What would have been trained on a GPU, in order."""
-    seen = []
-    monkeypatch.delenv("HELPERS_WIKITEXT", raising=False)
-    monkeypatch.setattr(experiments, "device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(experiments, "run", lambda names, **options: seen.append((set(names), options)) or {})
-    for once in (experiments._settle, experiments._settle_norms):
-        once.cache_clear()
-    yield seen
-    for once in (experiments._settle, experiments._settle_norms):
-        once.cache_clear()
-
-
-def test_no_run_pays_for_compiling_our_norms(trained):
-    for seed in range(2):
-        stages.measure(way=ALONE, stage=FUSED, seed=seed, size="full")
-        stages.measure(way=CUMULATIVE, stage=FUSED, seed=seed, size="full")
-        stages.measure(way=CUMULATIVE, stage=COMPILED, seed=seed, size="full")
-    settling = [(names, options) for names, options in trained if "seed" not in options]
-    both = [({FUSED}, ONE_STEP), ({MIXED, BATCHES, PROFILED, FUSED}, ONE_STEP)]
-    assert settling == [({MIXED}, {"preset": "small"}), *((names, {"preset": "full"} | step) for names, step in both)]
-    place = [options.get("seed") for _, options in trained]
-    assert place == [None, None, 0, None, 0, 0, 1, 1, 1]  # each before the first run that it is for
-
-
-def test_runs_of_which_our_norms_are_no_part_do_not_wait_for_them(trained):
-    stages.measure(way=START, stage="none", seed=0, size="full")
-    assert [names for names, _ in trained] == [{MIXED}, set()]
-    assert trained[-1][1] == {"path": None, "preset": "full", "seed": 0, "samples": SAMPLES}
+def test_each_training_has_a_process_of_its_own_on_a_gpu_too(monkeypatch):
+    apart = []
+    monkeypatch.setattr(experiments, "in_fresh_process", lambda fn, names, **options: apart.append(names) or {})
+    for stage in (MIXED, BATCHES):
+        stages.measure(way=CUMULATIVE, stage=stage, seed=0, size="full")
+    assert apart == [[MIXED], [MIXED, BATCHES]]
 
 
 def test_attention_in_a_training_is_never_cudnns(monkeypatch):

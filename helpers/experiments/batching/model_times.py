@@ -11,6 +11,7 @@ from torch import Tensor
 from ...batching import StandardDataset
 from ...batching.attention import VARIANTS, missing_because, without_cudnn_attention
 from ...lab import Worth, device, experiment, half_dtype, peak_memory
+from ...lab.memory import PeakAbove
 from ...lab.records import STATUS, Row
 from ...lab.records.experiment import OUT_OF_MEMORY
 from ...metrics import LMCrossEntropyLoss
@@ -179,17 +180,19 @@ def training(
     shape = {"d_model": width, "num_heads": max(width // 64, 1)}
     sizes = {"shape": (shape, shape), "layers": layers, "max_length": max_length, "dropout": 0.0, "tied": True}
     sizes |= {"batch_size": batch_size, "learning_rate": learning_rate}
-    task = text_task(sizes, (trained, validation), device(), seed, DATA[data], half_dtype())
     real_tokens = int((np.minimum(trained.lengths, max_length + 1) - 1).sum())
-    if data == BY_TOKENS:  # a batch of headings has few, and a loss that is their mean
-        mean, loss = real_tokens / task.steps(0), task.loss
-        task = replace(task, loss=lambda logits, batch: loss(logits, batch) * (batch.real / mean))
-    trainer = Trainer(task, Precision() if compute_dtype() == torch.float32 else mixed_precision())
-    with trainer.settings():
-        scores = fit(trainer, epochs=epochs)
-        peak_gib = scores["peak_gib"]
-        if peak_gib is None:
-            widest = max(task.batches(0), key=lambda batch: batch.inputs.numel())
+    with PeakAbove() as peak:
+        task = text_task(sizes, (trained, validation), device(), seed, DATA[data], half_dtype())
+        if data == BY_TOKENS:  # a batch of headings has few, and a loss that is their mean
+            mean, loss = real_tokens / task.steps(0), task.loss
+            task = replace(task, loss=lambda logits, batch: loss(logits, batch) * (batch.real / mean))
+        trainer = Trainer(task, Precision() if compute_dtype() == torch.float32 else mixed_precision())
+        with trainer.settings():
+            scores = fit(trainer, epochs=epochs)
+    peak_gib = peak.gib
+    if device().type == "cpu":
+        widest = max(task.batches(0), key=lambda batch: batch.inputs.numel())
+        with trainer.settings():
             peak_gib = peak_memory(lambda: trainer.step(widest)).peak_gib
     return {
         "train_s": scores["epoch_s"],
