@@ -34,6 +34,19 @@ PRESETS = {
         "vocab_size": 512, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "feedforward_size": 192,
         "max_length": 4096, "scaling": RopeScaling(factor=32.0, original_length=256),
     },
+    # bytes of text, for two cores, a small GPU and a large one; a tied embedding learns slower at first
+    "bytes-1m": {
+        "vocab_size": 256, "width": 128, "layers": 4, "heads": 4, "kv_heads": 4, "feedforward_size": 384,
+        "max_length": 2048, "theta": 1e4, "tied": False,
+    },
+    "bytes-5m": {
+        "vocab_size": 256, "width": 256, "layers": 6, "heads": 4, "kv_heads": 4, "feedforward_size": 768,
+        "max_length": 2048, "theta": 1e4, "tied": False,
+    },
+    "bytes-27m": {
+        "vocab_size": 256, "width": 512, "layers": 8, "heads": 8, "kv_heads": 8, "feedforward_size": 1536,
+        "max_length": 2048, "theta": 1e4, "tied": False,
+    },
     "llama-60m": {  # what a CPU trains in seconds a step
         "vocab_size": 8192, "width": 768, "layers": 8, "heads": 12, "kv_heads": 4, "feedforward_size": 2048,
         "max_length": 8192,

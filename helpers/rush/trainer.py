@@ -62,24 +62,28 @@ class Trainer:
         # Runs are short: from torch's 2**16 some would skip steps to find a scale.
         self.scaler = DynamicGradScaler(init_scale=2.0**12) if setup.precision == "amp-fp16" else None
         self._step = TrainingStep(
-            lambda tokens: (self.loss(tokens),),
+            lambda *batch: (self.loss(*batch),),
             self.optimizer,
             scaler=self.scaler,
             frees=True,
             captures=setup.cuda_graph,
         )
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def step(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """One training step, gradients freed at its end. Returns the loss, which the next captured step overwrites."""
         with fp32_products(FP32_PRODUCTS.get(self.setup.precision, "high")), compiler_budget(self.setup):
-            return self._step(tokens)[0]
+            return self._step(tokens, *([] if targets is None else [targets]))[0]
 
-    def loss(self, tokens: Tensor) -> Tensor:
-        """The mean cross-entropy of predicting each token of (B, T + 1) from those before it."""
+    def loss(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """The mean cross-entropy of predicting each token of (B, T + 1) from those before it.
+
+        `targets` (B, T) replace the tokens that follow, with `IGNORED` where there is padding.
+        """
+        targets = tokens[:, 1:] if targets is None else targets
         dtype = AUTOCAST.get(self.setup.precision)
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
             x = self.hidden(tokens[:, :-1].contiguous())  # (B, T, C); other strides would trigger a recompilation
-            return self.head(x.flatten(0, 1), self.model.head.weight, tokens[:, 1:].flatten())
+            return self.head(x.flatten(0, 1), self.model.head.weight, targets.flatten())
 
 
 def build_model(setup: Setup, device: torch.device) -> Llama:

@@ -94,7 +94,7 @@ def run(
     chosen = check_names(stages, STAGES, "stage", "stages")
     check_at_least(1, epochs=epochs)
     check_at_least(0, seed=seed)
-    with PeakAbove() as peak, _nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
+    with PeakAbove() as peak, nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
         began = time.perf_counter()
         trainer = build_trainer(chosen, preset=preset, path=path, seed=seed, **changes)
         with trainer.settings():
@@ -154,7 +154,7 @@ def _schedule(trainer: Trainer, epochs: int) -> Callable[[Step], None]:
 
 
 @contextlib.contextmanager
-def _nothing_compiled() -> Iterator[None]:
+def nothing_compiled() -> Iterator[None]:
     """Start with empty compilation caches, so that the time to compile is measured."""
     runtimes.start_inductor()
     torch._dynamo.reset()

@@ -1,0 +1,348 @@
+"""How long a small language model trains until it predicts held-out text well: by a beginner's loop, and by all pieces.
+
+Both sides train one Llama on bytes, from the same weights, and one function judges them on the same held-out articles.
+
+    beginner     shuffled lines padded to 640 bytes, fp32, all scores of attention, AdamW in a loop, `loss.item()`
+    everything   chapter 5's trainer on full rows of a stream that lies on the device: mixed precision, one kernel for
+                 attention, one for the optimizer, a CUDA graph on a GPU, a learning rate that rises; nothing waits
+
+The clock runs from building the model to the first evaluation at or below the target, and stands still in evaluations.
+Each side's learning rate is the best of the same three for its own batches, on a seed of its own and trained by the
+fast code: slow code learns the same. `compiled` rows are trainings of the fast side with torch.compile, to know what it
+costs and after how many steps it has earned that.
+"""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from ...batching import BaseDataset, collate_fn
+from ...kernels.chunked_loss import IGNORED
+from ...lab import Worth, device, in_fresh_process
+from ...lab.memory import PeakAbove
+from ...lab.records import Row
+from ...lab.records.table import table
+from ...lab.records.values import Number, derived, lacking, mean_of, over_runs
+from ...lab.timing import synchronize
+from ...models import Llama
+from ...rush import Setup, Trainer
+from ...rush.optimizers import FOR_LOOP, build_optimizer
+from ...rush.setup import AUTOCAST
+from ...rush.trainer import build_model
+from ...text.articles import Articles
+from ...training.stages import environment, nothing_compiled
+from ...training.step import WARM_UP
+
+BEGINNER, EVERYTHING = SIDES = "beginner", "everything"
+CHOICE, TRAINING, COMPILED = "choice", "training", "compiled"  # a row's part
+SEEDS, CHOOSING = range(3), 3
+RISING = 20  # steps in which the fast side's learning rate rises
+PADDING = 0  # a byte that no text has
+LONGEST = 640  # bytes of a line that the beginner keeps
+EVALUATED = 16  # samples of a batch that is evaluated
+DECAY = {"betas": (0.9, 0.95), "weight_decay": 0.1}  # as the fast side's trainer has
+
+Batch = tuple[Tensor, Tensor | None, int]  # tokens (B, T + 1), targets (B, T) unless they follow, real bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """`target` in nats a byte was fixed before the fast side ran; `seconds` end a training that doesn't reach it."""
+
+    model: str
+    target: float
+    seconds: float
+    rates: tuple[float, float, float]  # learning rates that each side chooses from
+    choosing: int  # most steps of a training that chooses
+    lines: int  # of the beginner's batch
+    rows: int  # of the fast side's
+    length: int  # of those rows, in bytes
+    every: int  # steps between evaluations
+    held_out: int  # bytes that are evaluated, at most
+
+
+SIZES = {
+    "small": Size(
+        model="tiny", target=3.3, seconds=20, rates=(2e-3, 4e-3, 8e-3), choosing=8,
+        lines=4, rows=8, length=64, every=4, held_out=2_000,
+    ),
+    "cpu": Size(
+        model="bytes-1m", target=2.1, seconds=300, rates=(1.5e-3, 3e-3, 6e-3), choosing=300,
+        lines=8, rows=8, length=256, every=20, held_out=32_000,
+    ),
+    "gpu": Size(
+        model="bytes-5m", target=1.8, seconds=60, rates=(1e-3, 2e-3, 4e-3), choosing=500,
+        lines=16, rows=16, length=512, every=20, held_out=200_000,
+    ),
+    "full": Size(
+        model="bytes-27m", target=1.8, seconds=60, rates=(5e-4, 1e-3, 2e-3), choosing=500,
+        lines=16, rows=16, length=512, every=20, held_out=200_000,
+    ),
+}  # fmt: skip
+# Compilation isn't part of it: it takes longer than these trainings, as the rows `compiled` show.
+FAST = {"precision": "amp-bf16", "attention": "flash", "norm": "torch", "fused": True, "optimizer": "fused"}
+SIDES_OF = {size: [{"side": side, "size": size} for side in SIDES] for size in SIZES}
+
+
+@table(
+    small=SIDES_OF["small"],
+    cpu=SIDES_OF["cpu"],
+    gpu=SIDES_OF["gpu"],
+    big_gpu=SIDES_OF["full"],
+    same_work=False,
+    columns="part seed learning_rate target reached held_out_loss seconds compile_s? step_ms? steps real_bytes "
+    "bytes_per_s peak_gib million_parameters source curve",
+    worth=Worth(100, "time to the same loss, the beginner's loop against everything", cpu=700, gpu=120, big_gpu=120),
+)
+def time_to_loss(side: str, size: str) -> list[Row]:
+    """Trainings of a side until the held-out loss is at most the target: three that choose the learning rate, then one
+    for each of three seeds, and of the fast side one that is compiled. Each in a process of its own.
+
+    `seconds` hold everything but evaluation; `curve` has pairs of seconds and held-out loss. `compile_s` is what
+    the first steps take more than later ones, with the capture of a graph. A training that isn't `reached` has spent
+    its seconds.
+    """
+    apart = partial(in_fresh_process, train, environment=environment())
+    run, sizes = train if size == "small" else apart, SIZES[size]
+    tried = [run(side, CHOICE, CHOOSING, rate, sizes) for rate in sizes.rates]
+    rate = chosen_rate(tried)
+    rows = tried + [run(side, TRAINING, seed, rate, sizes) for seed in SEEDS]
+    if side == EVERYTHING and size != "small":
+        rows.append(run(side, COMPILED, CHOOSING, rate, sizes))
+    return rows
+
+
+def chosen_rate(rows: list[Row]) -> float:
+    """The learning rate that reached the target in the fewest steps; else the one with the least loss."""
+    best = min(rows, key=lambda row: (not row["reached"], row["steps"] if row["reached"] else row["held_out_loss"]))
+    return best["learning_rate"]
+
+
+def train(side: str, part: str, seed: int, rate: float, size: Size) -> Row:
+    """One training, evaluated every `size.every` steps, until it reaches the target or its seconds are over."""
+    text = Articles.local()
+    judge = Judge(text.held_out, size)
+    compiles = part == COMPILED
+    with PeakAbove() as peak, nothing_compiled() if compiles else contextlib.nullcontext():
+        synchronize()
+        began, spent, first_s, real, curve = time.perf_counter(), 0.0, 0.0, 0, []
+        model, steps = begin(side, part, seed, rate, size, text)
+        for number in itertools.count(1):
+            real += next(steps)
+            if number == WARM_UP + 1:  # compiled, captured
+                synchronize()
+                first_s = time.perf_counter() - began
+            if number % size.every:
+                continue
+            synchronize()
+            spent += time.perf_counter() - began
+            curve.append((spent, judge(model)))
+            out_of_steps = part == CHOICE and number >= size.choosing
+            if curve[-1][1] <= size.target or spent >= size.seconds or out_of_steps:
+                break
+            began = time.perf_counter()
+    step_s = (spent - first_s) / max(number - WARM_UP - 1, 1)
+    row: Row = {"part": part, "seed": seed, "learning_rate": rate, "target": size.target, "source": text.source}
+    return row | {
+        "reached": curve[-1][1] <= size.target,
+        "held_out_loss": curve[-1][1],
+        "seconds": spent,
+        "compile_s": first_s - (WARM_UP + 1) * step_s if compiles else None,
+        "step_ms": step_s * 1e3,
+        "steps": number,
+        "real_bytes": real,
+        "bytes_per_s": real / spent,
+        "peak_gib": peak.gib,
+        "million_parameters": sum(weight.numel() for weight in model.parameters()) / 1e6,
+        "curve": ";".join(f"{seconds:.4g}:{loss:.4f}" for seconds, loss in curve),
+    }
+
+
+def begin(side: str, part: str, seed: int, rate: float, size: Size, text: Articles) -> tuple[Llama, Iterator[int]]:
+    """The model, and an iterator each of whose elements is a training step; it is the real bytes that the step saw."""
+    if side == BEGINNER and part == TRAINING:
+        model = build_model(Setup(model=size.model, sequence=LONGEST, seed=seed), device())
+        return model, beginners_steps(model, padded_lines(text, size, seed), rate)
+    trainer = Trainer(fast_setup(size, rate, seed, compiled=part == COMPILED))
+    if side == BEGINNER:
+        return trainer.model, fast_steps(trainer, without_padding(padded_lines(text, size, seed)), rising=1)
+    return trainer.model, fast_steps(trainer, full_rows(text, size, seed), RISING)
+
+
+def beginners_steps(model: Llama, loader: Iterator[Tensor], rate: float) -> Iterator[int]:
+    """Training steps as a beginner writes them."""
+    optimizer = build_optimizer(FOR_LOOP, model.parameters(), lr=rate, **DECAY)
+    losses = []
+    for batch in loader:
+        real = int((batch[:, 1:] != PADDING).sum())
+        batch = batch.to(device())
+        inputs, targets = batch[:, :-1], batch[:, 1:]  # (B, T)
+        logits = model(inputs)  # (B, T, V)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PADDING)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        yield real
+
+
+def fast_steps(trainer: Trainer, batches: Iterator[Batch], rising: int) -> Iterator[int]:
+    """The trainer's steps, with a learning rate that rises in the first ones. It is a tensor, for a captured step."""
+    highest = trainer.setup.learning_rate
+    rate = torch.tensor(highest, device=trainer.device)
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = rate
+    for number, (tokens, targets, real) in enumerate(batches, start=1):
+        if number <= rising:
+            rate.fill_(highest * number / rising)
+        trainer.step(tokens, targets)
+        yield real
+
+
+def fast_setup(size: Size, rate: float, seed: int, compiled: bool = False) -> Setup:
+    """The fast side's setup, or the nearest that this machine can run."""
+    compile_ = "regional" if compiled else "none"
+    setup = Setup(model=size.model, sequence=LONGEST, compile=compile_, cuda_graph=True, **FAST)
+    return replace(setup, learning_rate=rate, seed=seed).possible(device())
+
+
+# Batches
+
+
+def padded_lines(text: Articles, size: Size, seed: int) -> Iterator[Tensor]:
+    """The beginner's batches (B, 641): lines in random order, cut or padded."""
+    lines, generator = BaseDataset(text.trained, LONGEST + 1, pad_id=PADDING), torch.Generator().manual_seed(seed)
+    loader = DataLoader(lines, size.lines, shuffle=True, drop_last=True, generator=generator)
+    while True:
+        yield from loader
+
+
+def without_padding(loader: Iterator[Tensor]) -> Iterator[Batch]:
+    """The same batches on the device, with targets that leave the padding out."""
+    for tokens in loader:
+        targets = tokens[:, 1:].masked_fill(tokens[:, 1:] == PADDING, IGNORED)
+        yield tokens.to(device()), targets.to(device()), int((targets != IGNORED).sum())
+
+
+def full_rows(text: Articles, size: Size, seed: int) -> Iterator[Batch]:
+    """Batches (B, T + 1) from random places of one stream of all lines, which lies on the device."""
+    stream = torch.from_numpy(np.concatenate([line[1:] for line in text.trained])).to(device(), torch.int64)
+    generator = torch.Generator(device()).manual_seed(seed)
+    within = torch.arange(size.length + 1, device=device())
+    while True:
+        starts = torch.randint(len(stream) - size.length, (size.rows, 1), generator=generator, device=device())
+        yield stream[starts + within], None, size.rows * size.length
+
+
+class Judge:
+    """The mean loss of the held-out bytes in nats: each from those before it in its line, or in its 640 bytes of it.
+
+    One function for both sides: it copies the weights into a model of its own, in mixed precision.
+    """
+
+    def __init__(self, lines: list[np.ndarray], size: Size):
+        setup = replace(fast_setup(size, 1e-3, 0), fused=False, cuda_graph=False)
+        self.model, self.dtype = build_model(setup, device()), AUTOCAST.get(setup.precision)
+        cut = [line[begin : begin + LONGEST + 1] for line in lines for begin in range(0, len(line) - 1, LONGEST)]
+        within = np.cumsum([len(piece) - 1 for piece in cut]) <= size.held_out
+        pieces = sorted((piece for piece, fits in zip(cut, within, strict=True) if fits), key=len)
+        groups = [pieces[begin : begin + EVALUATED] for begin in range(0, len(pieces), EVALUATED)]
+        self.batches = [collate_fn(group, pad_id=PADDING).to(device()) for group in groups]  # (B, T + 1) each
+
+    @torch.no_grad()
+    def __call__(self, trained: Llama) -> float:
+        weights, total, count = trained.weights(), 0.0, 0
+        for name, weight in self.model.weights().items():
+            weight.copy_(weights[name])
+        for tokens in self.batches:
+            with torch.autocast(tokens.device.type, self.dtype, enabled=self.dtype is not None):
+                logits = self.model(tokens[:, :-1])  # (B, T, V)
+            targets = tokens[:, 1:].flatten()
+            loss = F.cross_entropy(logits.float().flatten(0, 1), targets, ignore_index=PADDING, reduction="sum")
+            total, count = total + float(loss), count + int((targets != PADDING).sum())
+        return total / count
+
+
+# Numbers
+
+COLUMNS = {
+    "seconds": "time to the loss, s",
+    "steps": "steps",
+    "step_ms": "step, ms",
+    "bytes_per_s": "real bytes/s",
+    "held_out_loss": "loss, nats a byte",
+    "learning_rate": "learning rate",
+    "peak_gib": "peak, GiB",
+}
+
+
+@dataclass(frozen=True)
+class TimeToLoss:
+    """`ratio` is of the sides' times, seed by seed: a lower bound where not all trainings have `reached` the target."""
+
+    target: Number
+    reached: bool
+    ratio: Number
+    beginner: Number
+    everything: Number
+    compile: Number
+    earned_after: Number  # steps
+    table: pd.DataFrame
+    curves: pd.DataFrame  # side, seed, seconds, loss
+
+
+@time_to_loss.numbers()
+def _(rows: pd.DataFrame) -> TimeToLoss:
+    rows = rows.assign(reached=rows["reached"].astype(str) == "True")  # a bool, or its text in a record
+    trainings = rows[rows["part"] == TRAINING]
+    slow, fast = (trainings[trainings["side"] == side].set_index("seed") for side in SIDES)
+    ratio = over_runs(slow["seconds"], fast["seconds"])
+    if not fast["reached"].all():
+        ratio = lacking("a training of the fast side that reached the target")
+    elif not slow["reached"].all():
+        ratio = derived(ratio.value, "at least: the beginner was stopped before the target")
+    compiled = rows[rows["part"] == COMPILED]
+    eager = rows[(rows["part"] == CHOICE) & (rows["side"] == EVERYTHING)]["step_ms"].median()
+    saved_s = (eager - compiled["step_ms"].mean()) / 1e3
+    compile_s = compiled["compile_s"].mean()
+    earned = derived(compile_s / saved_s, "seconds to compile over those it saves in a step", "steps", 0)
+    return TimeToLoss(
+        target=Number(rows["target"].iloc[0], "nats a byte"),
+        reached=bool(trainings["reached"].all()),
+        ratio=ratio,
+        beginner=mean_of(slow["seconds"], "s", BEGINNER, decimals=1),
+        everything=mean_of(fast["seconds"], "s", EVERYTHING, decimals=1),
+        compile=Number(compile_s, "s", missing="the compiled training", decimals=1),
+        earned_after=earned if saved_s > 0 else lacking("a step that compilation makes faster", "steps"),
+        table=_table(rows),
+        curves=curves_of(trainings),
+    )
+
+
+def _table(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line for each side, of means over its seeds, and one for the compiled training."""
+    groups = rows[rows["part"] != CHOICE].groupby(["side", "part"], sort=False)
+    means = groups[list(COLUMNS)].mean().rename(columns=COLUMNS)
+    means["reached"] = groups["reached"].agg(lambda reached: f"{sum(reached)} of {len(reached)}")
+    names = [side if part == TRAINING else f"{side}, {part}" for side, part in means.index]
+    return means.assign(side=names)[["side", "reached", *COLUMNS.values()]].reset_index(drop=True)
+
+
+def curves_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """The curves as points: side, seed, seconds, loss."""
+    points = [
+        (side, seed, *map(float, point.split(":")))
+        for side, seed, curve in rows[["side", "seed", "curve"]].itertuples(index=False)
+        for point in curve.split(";")
+    ]
+    return pd.DataFrame(points, columns=["side", "seed", "seconds", "loss"])
