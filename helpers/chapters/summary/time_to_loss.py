@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,7 +50,6 @@ RISING = 20  # steps in which the fast side's learning rate rises
 PADDING = 0  # a byte that no text has
 LONGEST = 640  # bytes of a line that the beginner keeps
 EVALUATED = 16  # samples of a batch that is evaluated
-DECAY = {"betas": (0.9, 0.95), "weight_decay": 0.1}  # as the fast side's trainer has
 
 Batch = tuple[Tensor, Tensor | None, int]  # tokens (B, T + 1), targets (B, T) unless they follow, real bytes
 
@@ -91,13 +89,7 @@ SIZES = {
     ),
 }  # fmt: skip
 # Compilation isn't part of it: it takes longer than these trainings, as the rows `compiled` show.
-FAST: dict[str, Any] = {
-    "precision": "amp-bf16",
-    "attention": "flash",
-    "norm": "torch",
-    "fused": True,
-    "optimizer": "fused",
-}
+FAST = partial(Setup, precision="amp-bf16", attention="flash", norm="torch", fused=True, optimizer="fused")
 SIDES_OF = {size: [{"side": side, "size": size} for side in SIDES] for size in SIZES}
 
 
@@ -188,7 +180,7 @@ def begin(side: str, part: str, seed: int, rate: float, size: Size, text: Articl
 
 def beginners_steps(model: Llama, loader: Iterator[Tensor], rate: float) -> Iterator[int]:
     """Training steps as a beginner writes them."""
-    optimizer = build_optimizer(FOR_LOOP, model.parameters(), lr=rate, **DECAY)
+    optimizer = build_optimizer(FOR_LOOP, model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
     losses = []
     for batch in loader:
         real = int((batch[:, 1:] != PADDING).sum())
@@ -219,8 +211,8 @@ def fast_steps(trainer: Trainer, batches: Iterator[Batch], rising: int) -> Itera
 def fast_setup(size: Size, rate: float, seed: int, compiled: bool = False) -> Setup:
     """The fast side's setup, or the nearest that this machine can run."""
     compile_ = "regional" if compiled else "none"
-    setup = Setup(model=size.model, sequence=LONGEST, compile=compile_, cuda_graph=True, **FAST)
-    return replace(setup, learning_rate=rate, seed=seed).possible(device())
+    setup = FAST(model=size.model, compile=compile_, cuda_graph=True, learning_rate=rate, seed=seed)
+    return setup.possible(device())
 
 
 # Batches
