@@ -255,21 +255,21 @@ class Judge:
         cut = [line[begin : begin + LONGEST + 1] for line in lines for begin in range(0, len(line) - 1, LONGEST)]
         within = np.cumsum([len(piece) - 1 for piece in cut]) <= size.held_out
         pieces = sorted((piece for piece, fits in zip(cut, within, strict=True) if fits), key=len)
+        self.bytes = sum(len(piece) - 1 for piece in pieces)
         groups = [pieces[begin : begin + EVALUATED] for begin in range(0, len(pieces), EVALUATED)]
         self.batches = [collate_fn(group, pad_id=PADDING).to(device()) for group in groups]  # (B, T + 1) each
 
     @torch.no_grad()
     def __call__(self, trained: Llama) -> float:
-        weights, total, count = trained.weights(), 0.0, 0
+        weights, total = trained.weights(), torch.zeros((), device=device())
         for name, weight in self.model.weights().items():
             weight.copy_(weights[name])
         for tokens in self.batches:
             with torch.autocast(tokens.device.type, self.dtype, enabled=self.dtype is not None):
                 logits = self.model(tokens[:, :-1])  # (B, T, V)
             targets = tokens[:, 1:].flatten()
-            loss = F.cross_entropy(logits.float().flatten(0, 1), targets, ignore_index=PADDING, reduction="sum")
-            total, count = total + float(loss), count + int((targets != PADDING).sum())
-        return total / count
+            total += F.cross_entropy(logits.float().flatten(0, 1), targets, ignore_index=PADDING, reduction="sum")
+        return float(total) / self.bytes
 
 
 # Numbers
