@@ -3,7 +3,7 @@
 In a compiled graph our norms are opaque operators, which the compiler doesn't fuse with others.
 """
 
-from .norms import layer_norm, rms_norm
+from .norms import add_rms_norm, layer_norm, rms_norm
 from .swaps import LayerNorm, RMSNorm, swap_norms
 
-__all__ = ["LayerNorm", "RMSNorm", "layer_norm", "rms_norm", "swap_norms"]
+__all__ = ["LayerNorm", "RMSNorm", "add_rms_norm", "layer_norm", "rms_norm", "swap_norms"]

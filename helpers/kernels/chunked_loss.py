@@ -15,7 +15,7 @@ from torch import Tensor
 from ..lab.precision import autocast_dtype, without_autocast
 
 IGNORED = -100  # the target of a token that is left out of the loss
-CHUNK_BYTES = 2**30  # upper bound on a chunk's logits
+GIB = 2**30
 
 Head = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x (T, C), weight (V, C), targets (T,)) -> mean loss
 # (logits (T, V), targets (T,)) -> losses (T,) in fp32 and their gradients (T, V), in the type of the logits
@@ -38,24 +38,31 @@ def torch_chunked(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def chunked(
-    x: Tensor, weight: Tensor, targets: Tensor, *, chunk: int | None = None, pieces: Pieces | None = None
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    chunk: int | None = None,
+    logits_gib: int = 1,
+    pieces: Pieces | None = None,
 ) -> Tensor:
     """Cross-entropy of x @ weight.T, a chunk of tokens at a time, with the gradients computed in forward.
 
     Memory: one chunk's logits and their gradient, and, saved from forward to backward, the gradients of x and `weight`
-    (accumulated in the weight's dtype). `pieces` computes loss and gradient of a chunk's logits. Backward runs once.
+    (accumulated in the weight's dtype). A chunk is as many tokens as have `logits_gib` of logits: a larger one makes
+    larger products, and fewer additions to the weight's gradient. `pieces` computes loss and gradient of a chunk's logits. Backward runs once.
     """
     x = x.flatten(0, -2)
     if chunk is None:
-        chunk = chunk_length(len(x), len(weight), compute_dtype(x))
+        chunk = chunk_length(len(x), len(weight), compute_dtype(x), logits_gib)
     if not torch.is_grad_enabled():
         x, weight = x.detach(), weight.detach()  # so that no gradient is computed
     return _Chunked.apply(x, weight, targets.flatten(), chunk, pieces or loss_and_gradient)
 
 
-def chunk_length(tokens: int, vocabulary: int, dtype: torch.dtype) -> int:
-    """The largest power of two of tokens whose logits take at most `CHUNK_BYTES`; at most `tokens`."""
-    most = max(CHUNK_BYTES // (vocabulary * dtype.itemsize), 1)
+def chunk_length(tokens: int, vocabulary: int, dtype: torch.dtype, logits_gib: int = 1) -> int:
+    """The largest power of two of tokens whose logits take at most so many GiB; at most `tokens`."""
+    most = max(logits_gib * GIB // (vocabulary * dtype.itemsize), 1)
     return max(min(2 ** (most.bit_length() - 1), tokens), 1)
 
 

@@ -32,3 +32,13 @@ def launch(kernel, programs: int, *arguments, **constants) -> None:
 def stages(block_bytes: int) -> int:
     """Triton's `num_stages` for a loop over blocks: 3 prefetches two blocks while one is processed, 1 none."""
     return 1 + min(2, AHEAD // block_bytes)
+
+
+def as_rows(tensor: Tensor) -> Tensor:
+    """(…, width) as (rows, width) with each row contiguous: a view where there is one."""
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def contiguous(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.contiguous()

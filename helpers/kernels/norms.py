@@ -8,6 +8,9 @@ Backward runs as many programs as fit on the GPU at once. Each loops over its ro
 memory, and accumulates a partial sum of the weight's gradient in registers. It writes that once, and a second kernel
 adds the partial sums in a fixed order: the gradient is deterministic, and no element is read twice.
 
+`add_rms_norm` adds a residual branch first, in the same kernels: the sum is written once and not read again, and in
+backward its own gradient is added to the norm's before that is written.
+
 Saved for backward are x and one fp32 number a row (LayerNorm: two). Under autocast the result has autocast's dtype, and
 x is read in its own; torch's norms return fp32 there, which the next matrix product copies to half precision and saves.
 Double backward isn't supported.
@@ -18,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..lab.precision import autocast_dtype
-from .launch import launch, on_triton, stages, tl, triton
+from .launch import as_rows, contiguous, launch, on_triton, stages, tl, triton
 
 OPERATORS = __name__.partition(".")[0]  # the package has two names, which share no operator
 WIDEST = 16384  # elements a row: a wider row doesn't fit in the registers of a program
@@ -32,6 +35,14 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) 
     _check(x, weight, None)
     eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if eps is None else eps
     return _Norm.apply(x, weight, None, eps, False, autocast_dtype(x) or x.dtype)
+
+
+def add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`rms_norm(x + branch)`, and x + branch."""
+    _check(x, weight, None)
+    if branch.shape != x.shape:
+        raise ValueError(f"branch must have the shape of x, {tuple(x.shape)}, not {tuple(branch.shape)}")
+    return _AddNorm.apply(x, branch, weight, eps, autocast_dtype(x) or x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -63,15 +74,43 @@ class _Norm(torch.autograd.Function):
         return gradients[0], dweight, dbias, None, None, None
 
 
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, branch: Tensor, weight: Tensor, eps: float, out: torch.dtype) -> tuple[Tensor, Tensor]:
+        run = forward_opaque if torch.compiler.is_compiling() else _forward
+        results = run(x, weight, None, eps, False, out, branch)
+        total = results[-1]
+        ctx.save_for_backward(total, weight, results[1])
+        ctx.dtypes = x.dtype, branch.dtype
+        return results[0], total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
+        run = backward_opaque if torch.compiler.is_compiling() else _backward
+        total, weight, rstd = ctx.saved_tensors
+        gradients = run(dy, total, weight, rstd, None, ctx.needs_input_grad[2], False, dtotal)
+        dweight = gradients[1] if ctx.needs_input_grad[2] else None
+        return *(gradients[0].to(dtype) for dtype in ctx.dtypes), dweight, None, None
+
+
 def _forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool, out: torch.dtype
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+    out: torch.dtype,
+    branch: Tensor | None = None,
 ) -> list[Tensor]:
-    """y, for each row 1/√(variance + eps), and for LayerNorm each row's mean."""
-    rows = _rows(x)  # (N, width)
-    if on_triton(x, weight, bias) and x.shape[-1] <= WIDEST:
-        y, *statistics = _forward_on_triton(rows, _contiguous(weight), _contiguous(bias), eps, centred, out)
+    """y, for each row 1/√(variance + eps), for LayerNorm each row's mean, and with a branch x + branch, which y is of."""
+    rows, branches = as_rows(x), None if branch is None else as_rows(branch)  # (N, width)
+    if on_triton(x, weight, bias, branch) and x.shape[-1] <= WIDEST:
+        weight, bias = contiguous(weight), contiguous(bias)
+        y, *others = _forward_on_triton(rows, weight, bias, eps, centred, out, branches)
     else:
-        wide = _wide(rows)
+        total = rows if branches is None else rows + branches
+        wide = _wide(total)
         statistics = [wide.mean(1)] if centred else []
         if centred:
             wide = wide - statistics[0][:, None]
@@ -79,17 +118,32 @@ def _forward(
         y = wide * statistics[0][:, None]
         y = y if weight is None else y * weight
         y = (y if bias is None else y + bias).to(out)
-    return [y.view(x.shape), *statistics]
+        others = statistics if branch is None else [*statistics, total]
+    if branch is not None:
+        others[-1] = others[-1].view(x.shape)
+    return [y.view(x.shape), *others]
 
 
 def _backward(
-    dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, mean: Tensor | None, need_weight: bool, need_bias: bool
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    mean: Tensor | None,
+    need_weight: bool,
+    need_bias: bool,
+    further: Tensor | None = None,
 ) -> list[Tensor]:
-    """The gradient of x, then those of weight and bias if needed, in the weight's dtype."""
+    """The gradient of x, then those of weight and bias if needed, in the weight's dtype.
+
+    `further` is the gradient of x by other ways than the norm.
+    """
     out = torch.float32 if weight is None else weight.dtype
-    rows, upstream = _rows(x), _rows(dy)
-    if on_triton(dy, x, weight) and x.shape[-1] <= WIDEST:
-        dx, *sums = _backward_on_triton(upstream, rows, _contiguous(weight), rstd, mean, need_weight, need_bias, out)
+    rows, upstream = as_rows(x), as_rows(dy)
+    beside = None if further is None else as_rows(further)
+    if on_triton(dy, x, weight, further) and x.shape[-1] <= WIDEST:
+        needs = need_weight, need_bias
+        dx, *sums = _backward_on_triton(upstream, rows, contiguous(weight), rstd, mean, *needs, out, beside)
     else:
         upstream, wide = _wide(upstream), _wide(rows)
         normed = (wide if mean is None else wide - mean[:, None]) * rstd[:, None]
@@ -99,7 +153,8 @@ def _backward(
         dx = upstream - normed * (upstream * normed).mean(1, keepdim=True)
         if mean is not None:
             dx = dx - upstream.mean(1, keepdim=True)
-        dx = (dx * rstd[:, None]).to(x.dtype)
+        dx = dx * rstd[:, None]
+        dx = (dx if beside is None else dx + beside).to(x.dtype)
     return [dx.view(x.shape), *sums]
 
 
@@ -109,29 +164,21 @@ backward_opaque = torch.library.custom_op(f"{OPERATORS}_rush::norm_backward", _b
 
 
 @forward_opaque.register_fake
-def _(x, weight, bias, eps, centred, out):
+def _(x, weight, bias, eps, centred, out, branch=None):
     statistic = x.new_empty(x.numel() // x.shape[-1], dtype=torch.promote_types(x.dtype, torch.float32))
-    return [x.new_empty(x.shape, dtype=out), statistic] + ([torch.empty_like(statistic)] if centred else [])
+    statistics = [statistic, torch.empty_like(statistic)] if centred else [statistic]
+    total = [] if branch is None else [x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype))]
+    return [x.new_empty(x.shape, dtype=out), *statistics, *total]
 
 
 @backward_opaque.register_fake
-def _(dy, x, weight, rstd, mean, need_weight, need_bias):
+def _(dy, x, weight, rstd, mean, need_weight, need_bias, further=None):
     out = torch.float32 if weight is None else weight.dtype
     return [x.new_empty(x.shape), *(x.new_empty(x.shape[-1], dtype=out) for _ in range(need_weight + need_bias))]
 
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """(…, width) as (rows, width) with each row contiguous: a view where there is one."""
-    rows = tensor.reshape(-1, tensor.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
-def _contiguous(parameter: Tensor | None) -> Tensor | None:
-    return None if parameter is None else parameter.contiguous()
 
 
 def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
@@ -151,19 +198,29 @@ def tile(width: int, elements_per_thread: int) -> tuple[int, int, int]:
 
 
 def _forward_on_triton(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool, out: torch.dtype
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+    out: torch.dtype,
+    branch: Tensor | None,
 ) -> list[Tensor]:
     count, width = x.shape
+    step, total = 0, None
+    if branch is not None:
+        step = branch.stride(0)
+        total = torch.empty((count, width), dtype=torch.promote_types(x.dtype, branch.dtype), device=x.device)
     y = torch.empty((count, width), dtype=out, device=x.device)
     rstd = torch.empty(count, dtype=torch.float32, device=x.device)
     mean = torch.empty_like(rstd) if centred else None
     rows, block, warps = tile(width, 16)
     launch(
         _forward_kernel, triton.cdiv(count, rows),
-        x, weight, bias, y, mean, rstd, count, x.stride(0), eps,
+        x, branch, weight, bias, y, total, mean, rstd, count, x.stride(0), step, eps,
         WIDTH=width, ROWS=rows, BLOCK=block, CENTRED=centred, num_warps=warps,
     )  # fmt: skip
-    return [y, rstd] + ([mean] if centred else [])
+    return [tensor for tensor in (y, rstd, mean, total) if tensor is not None]
 
 
 def _backward_on_triton(
@@ -175,6 +232,7 @@ def _backward_on_triton(
     need_weight: bool,
     need_bias: bool,
     out: torch.dtype,
+    further: Tensor | None,
 ) -> list[Tensor]:
     count, width = x.shape
     dx = torch.empty((count, width), dtype=x.dtype, device=x.device)
@@ -188,7 +246,8 @@ def _backward_on_triton(
     shares = torch.empty((programs, learned * width), dtype=torch.float32, device=x.device) if learned else None
     launch(
         _backward_kernel, programs,
-        dy, x, weight, mean, rstd, dx, shares, count, dy.stride(0), x.stride(0),
+        dy, x, further, weight, mean, rstd, dx, shares, count, dy.stride(0), x.stride(0),
+        0 if further is None else further.stride(0),
         WIDTH=width, ROWS=rows, BLOCK=block, WEIGHT=need_weight, BIAS=need_bias,
         STAGES=stages(row_bytes), num_warps=warps, **({} if torch.version.hip else {"maxnreg": REGISTERS}),
     )  # fmt: skip
@@ -207,7 +266,7 @@ if triton is not None:
 
     @triton.jit
     def _forward_kernel(
-        x_at, weight_at, bias_at, y_at, mean_at, rstd_at, count, x_step, eps,
+        x_at, branch_at, weight_at, bias_at, y_at, total_at, mean_at, rstd_at, count, x_step, branch_step, eps,
         WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTRED: tl.constexpr,
     ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -215,6 +274,13 @@ if triton is not None:
         in_row, in_column = row < count, column < WIDTH
         inside = in_row[:, None] & in_column[None, :]
         x = tl.load(x_at + row[:, None] * x_step + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        if branch_at is not None:
+            x += tl.load(branch_at + row[:, None] * branch_step + column[None, :], mask=inside, other=0.0).to(
+                tl.float32
+            )
+            total = x.to(total_at.dtype.element_ty)  # rounded, as a sum of its own would be
+            tl.store(total_at + row[:, None] * WIDTH + column[None, :], total, mask=inside)
+            x = total.to(tl.float32)
         if CENTRED:
             mean = tl.sum(x, axis=1) / WIDTH
             tl.store(mean_at + row, mean, mask=in_row)
@@ -230,7 +296,7 @@ if triton is not None:
 
     @triton.jit
     def _backward_kernel(
-        dy_at, x_at, weight_at, mean_at, rstd_at, dx_at, shares_at, count, dy_step, x_step,
+        dy_at, x_at, further_at, weight_at, mean_at, rstd_at, dx_at, shares_at, count, dy_step, x_step, further_step,
         WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
         STAGES: tl.constexpr,
     ):  # fmt: skip
@@ -260,6 +326,10 @@ if triton is not None:
             if mean_at is not None:
                 dx -= (tl.sum(dy, axis=1) / WIDTH)[:, None]
             dx *= rstd
+            if further_at is not None:
+                dx += tl.load(further_at + row[:, None] * further_step + column[None, :], mask=inside, other=0.0).to(
+                    tl.float32
+                )
             tl.store(dx_at + row[:, None] * WIDTH + column[None, :], dx.to(dx_at.dtype.element_ty), mask=inside)
         share = tl.program_id(0).to(tl.int64) * (WEIGHT + BIAS) * WIDTH + column
         if WEIGHT:

@@ -196,12 +196,17 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), on (B, T, width)."""
 
-    def __init__(self, norm1: RMSNorm, attention: Attention, norm2: RMSNorm, mlp: nn.Module) -> None:
+    def __init__(self, norm1: RMSNorm, attention: Attention, norm2: RMSNorm, mlp: nn.Module, add_normalise) -> None:
         super().__init__()
         self.norm1, self.attention, self.norm2, self.mlp = norm1, attention, norm2, mlp
+        self.add_normalise = add_normalise
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = x + self.attention(self.norm1(x), cos, sin, mask)
+        branch = self.attention(self.norm1(x), cos, sin, mask)
+        if self.add_normalise is not None:
+            normed, x = self.add_normalise(x, branch, self.norm2.weight, self.norm2.epsilon)
+            return x + self.mlp(normed)
+        x = x + branch
         return x + self.mlp(self.norm2(x))
 
 
@@ -214,6 +219,7 @@ class Llama(nn.Module):
     The parts and their arguments:
         attend     (q, k, v, mask): (B, H, T, D), twice (B, kv_heads, T, D), None or (T, T) added to the scores
         normalise  (x, weight, epsilon)
+        add_normalise  (x, branch, weight, epsilon): the norm of x + branch, and x + branch; None is two operations
         rotate     (q, k, cos, sin): (B, T, H, D), (B, T, kv_heads, D), twice (T, D/2)
         mlp        (width, feedforward_size): makes a module; None is `SwiGLU`
         fused      q, k and v are one product, gate and up another
@@ -238,6 +244,7 @@ class Llama(nn.Module):
         epsilon: float = 1e-5,
         attend: Callable[..., Tensor] = eager_attention,
         normalise: Callable[..., Tensor] = eager_rms_norm,
+        add_normalise: Callable[..., tuple[Tensor, Tensor]] | None = None,
         rotate: Callable[..., tuple[Tensor, Tensor]] = eager_rotate,
         mlp: Callable[[int, int], nn.Module] | None = None,
         fused: bool = False,
@@ -258,7 +265,7 @@ class Llama(nn.Module):
             norm1, norm2 = (RMSNorm(width, epsilon, normalise) for _ in range(2))
             attention = Attention(width, heads, kv_heads, head_dim, attend=attend, rotate=rotate, fused=fused)
             feed = SwiGLU(width, feedforward_size, fused) if mlp is None else mlp(width, feedforward_size)
-            return Block(norm1, attention, norm2, feed)
+            return Block(norm1, attention, norm2, feed, add_normalise)
 
         self.layers = nn.ModuleList(block() for _ in range(layers))
         self.norm = RMSNorm(width, epsilon, normalise)

@@ -25,14 +25,14 @@ CHOICES = {
     "precision": ("fp32", "fp32-onednn", "tf32", "amp-bf16", "amp-fp16", "bf16"),
     "residual": ("weights", "bf16"),  # the type of the residual stream: that of the weights, or bf16
     "attention": ("eager", "math", "flash", "cudnn", "blocked"),  # blocked: ours, for CPUs
-    "norm": ("eager", "torch", "triton"),
+    "norm": ("eager", "torch", "triton", "triton residual"),  # residual: with the sum before a block's second norm
     "mlp": ("plain", "level 0", "level 1", "level 2", "level 3"),  # levels: helpers.swiglu's
     "head": ("full", "chunked", "torch"),  # torch: F.linear_cross_entropy in chunks
-    "optimizer": ("for-loop", "foreach", "fused", "8-bit"),  # 8-bit: torchao's, its state in 8 bits
+    "optimizer": ("for-loop", "foreach", "fused", "in backward", "8-bit"),  # see `optimizers`
     # regional: a block's code is compiled once for all blocks, in a fraction of the time
     "compile": ("none", "default", "regional", "max-autotune", "regional max-autotune"),
     "allocator": tuple(ALLOCATORS),  # glibc's; see `environment`
-    "float8": ("none", "tensorwise"),  # torchao's, with one scale a tensor
+    "float8": ("none", "tensorwise", "rowwise"),  # torchao's, with one scale a tensor, or a row; emulated on a CPU
     "checkpointing": ("none", "full", "selective", "memory budget"),
 }
 
@@ -45,14 +45,14 @@ NEEDS: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
     "any": {
         ("precision", "tf32"): ("CUDA", "compute capability 8.0"),
         ("attention", "cudnn"): ("CUDA", "compute capability 8.0"),
-        ("norm", "triton"): ("CUDA", "triton"),
+        **{("norm", norm): ("CUDA", "triton") for norm in ("triton", "triton residual")},
         ("cuda_graph", True): ("CUDA",),
         ("optimizer", "8-bit"): ("torchao",),
-        ("float8", "tensorwise"): ("compute capability 8.9", "torchao"),
     },
     "cpu": {
         **{("compile", mode): ("C++ compiler",) for mode in CHOICES["compile"][1:]},
         ("optimizer", "8-bit"): ("C++ compiler",),  # torchao compiles its update
+        **{("float8", recipe): ("torchao",) for recipe in CHOICES["float8"][1:]},
     },
     "cuda": {
         **{("compile", mode): ("triton",) for mode in CHOICES["compile"][1:]},
@@ -60,6 +60,8 @@ NEEDS: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
         ("precision", "bf16"): ("compute capability 8.0",),
         ("attention", "flash"): ("compute capability 8.0",),
         ("optimizer", "8-bit"): ("triton",),
+        ("float8", "tensorwise"): ("compute capability 8.9", "torchao"),
+        ("float8", "rowwise"): ("compute capability 9.0", "torchao"),
     },
 }
 
@@ -67,12 +69,12 @@ NEEDS: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
 NEXT_BEST: dict[str, dict[Any, Any]] = {
     "precision": {"fp32-onednn": "fp32", "tf32": "fp32", "amp-bf16": "amp-fp16", "bf16": "fp32"},
     "attention": {"cudnn": "flash", "flash": "math"},
-    "norm": {"triton": "torch"},
+    "norm": {"triton": "torch", "triton residual": "torch"},
     "head": {"torch": "chunked"},
     "optimizer": {"8-bit": "fused"},
     "compile": {"regional max-autotune": "regional", "regional": "none", "max-autotune": "default", "default": "none"},
     "cuda_graph": {True: False},
-    "float8": {"tensorwise": "none"},
+    "float8": {"tensorwise": "none", "rowwise": "none"},
 }
 
 
@@ -92,6 +94,7 @@ class Setup:
     mlp: str = "plain"
     fused: bool = False  # q, k, v in one product, and (in a plain mlp) gate and up in another
     head: str = "full"
+    logits_gib: int = 1  # of a chunk of a chunked head
     optimizer: str = "for-loop"
     compile: str = "none"
     allocator: str = "default"  # of the host; it needs a process that is started with `environment`
@@ -106,7 +109,8 @@ class Setup:
     def __post_init__(self) -> None:
         for name, valid in CHOICES.items():
             check_choice(valid, **{name: getattr(self, name)})
-        check_at_least(1, batch=self.batch, sequence=self.sequence, layers=1 if self.layers is None else self.layers)
+        check_at_least(1, batch=self.batch, sequence=self.sequence, logits_gib=self.logits_gib)
+        check_at_least(1, layers=1 if self.layers is None else self.layers)
         longest = PRESETS[self.model].get("max_length", 131072)
         if self.sequence > longest:
             raise ValueError(f"sequence is {self.sequence}; {self.model} has positions for {longest}")
@@ -122,6 +126,8 @@ class Setup:
             return f"checkpointing is 'selective' and mlp is {self.mlp!r}: both choose what the mlp keeps; take one"
         if self.cuda_graph and self.precision == "amp-fp16" and self.optimizer != "fused":
             return "cuda_graph is True and precision 'amp-fp16': only optimizer 'fused' skips a step without the host"
+        if self.optimizer == "in backward" and self.precision == "amp-fp16":
+            return "optimizer is 'in backward' and precision 'amp-fp16', whose scale needs all gradients before a step"
         if self.residual == "bf16" and self.precision != "amp-bf16":
             return f"residual is 'bf16' and precision {self.precision!r}; it is for 'amp-bf16', where weights are fp32"
         if self.float8 == "none":
@@ -173,7 +179,9 @@ class Setup:
             changes = {name: NEXT_BEST[name][getattr(setup, name)]}
             if "precision" in changes:
                 changes |= {"float8": "none", "residual": "weights"}
-            if changes.get("precision") == "amp-fp16" and setup.optimizer != "fused":
+            if changes.get("precision") == "amp-fp16" and setup.optimizer == "in backward":
+                changes["optimizer"] = "fused"
+            elif changes.get("precision") == "amp-fp16" and setup.optimizer != "fused":
                 changes["cuda_graph"] = False
             if changes.get("compile") == "none" and setup.checkpointing == "memory budget":
                 changes["checkpointing"] = "full"
@@ -197,11 +205,17 @@ STEPS = {
     "CUDA graph": {"cuda_graph": True},
     "batch 4": {"batch": 4},
     "batch 8": {"batch": 8},
+    "batch 16": {"batch": 16},
+    "FlashAttention, captured": {"attention": "flash"},
+    "larger chunks": {"logits_gib": 4},
+    "optimizer in backward": {"optimizer": "in backward"},
     "max-autotune": {"compile": "regional max-autotune"},
     "F.linear_cross_entropy": {"head": "torch"},
     "8-bit optimizer state": {"optimizer": "8-bit"},
     "float8": {"float8": "tensorwise"},
+    "float8 by rows": {"float8": "rowwise"},
     "Triton RMSNorm": {"norm": "triton"},
+    "Triton RMSNorm with residual": {"norm": "triton residual"},
     "Triton SwiGLU": {"mlp": "level 2"},
 }
 
@@ -224,19 +238,26 @@ CPU_STEPS = {
 }
 
 # Steps that aren't the baseline of the following ones, with the reason. They stay in the table all the same.
+CHANGES = "changes what is computed"
 LEFT = {
+    "batch 16": "doubles the activations",
+    "FlashAttention, captured": "an alternative to cuDNN's",
+    "larger chunks": "takes 6 GiB more for logits and their gradient",
+    "optimizer in backward": "leaves no gradient to clip or to accumulate",
     "max-autotune": "tunes the products of each shape in every run",
     "F.linear_cross_entropy": "an alternative to chunked cross-entropy",
-    "8-bit optimizer state": "changes what is computed",
-    "float8": "changes what is computed",
+    "8-bit optimizer state": CHANGES,
+    "float8": CHANGES,
+    "float8 by rows": CHANGES,
     "Triton RMSNorm": "an alternative to the compiler's",
+    "Triton RMSNorm with residual": "an alternative to the compiler's",
     "Triton SwiGLU": "an alternative to the compiler's",
 }
 CPU_LEFT = {
     "blocked attention": "slower than torch's where a processor has AMX",
     "huge pages": "a setting of the machine",
     "max-autotune": "tunes the products of each shape in every run",
-    "bf16 weights": "changes what is computed",
+    "bf16 weights": CHANGES,
 }
 # Device type -> steps, and those that are left
 LADDERS: dict[str, tuple[dict[str, dict[str, Any]], dict[str, str]]]
@@ -275,6 +296,7 @@ def rung(step: str, start: Setup, device: torch.device) -> Setup:
         return setup
     own = setup.differs(setups[stands_on(step, device.type)])
     in_bf16 = own.get("precision") == "bf16" or "bf16" in str(own.get("residual"))
+    in_bf16 = in_bf16 or own.get("optimizer") == "in backward"  # which a loss scale contradicts
     lacking = (own.keys() & setup.missing(device).keys()) - {"precision"}
     return setup if in_bf16 or lacking or own.get("precision") == "tf32" else setup.possible(device)
 

@@ -1,6 +1,7 @@
 """`Trainer`: a setup's model, loss, optimizer and training step."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..amp import DynamicGradScaler
-from ..kernels import chunked_loss, rms_norm
+from ..kernels import add_rms_norm, chunked_loss, rms_norm
 from ..kernels.blocked_attention import blocked_attention
 from ..lab import device as this_device
 from ..lab.compiling import compiled_apart
@@ -34,6 +35,7 @@ NORMS = {
     "eager": eager_rms_norm,
     "torch": lambda x, weight, epsilon: F.rms_norm(x, weight.shape, weight.to(x.dtype), epsilon),
     "triton": rms_norm,
+    "triton residual": rms_norm,
 }
 
 
@@ -99,6 +101,7 @@ def build_model(setup: Setup, device: torch.device) -> Llama:
             setup.model,
             attend=attention(setup.attention),
             normalise=NORMS[setup.norm],
+            add_normalise=add_rms_norm if setup.norm == "triton residual" else None,
             mlp=mlp,
             fused=setup.fused,
             residual=torch.bfloat16 if setup.residual == "bf16" else None,
@@ -108,10 +111,12 @@ def build_model(setup: Setup, device: torch.device) -> Llama:
     if setup.precision == "bf16":
         for weight in network.parameters():  # unlike `Module.to`, also on fake tensors; tables stay in fp32
             weight.data = weight.data.to(torch.bfloat16)
-    if setup.float8 == "tensorwise":
-        from torchao.float8 import convert_to_float8_training
+    if setup.float8 != "none":
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        convert_to_float8_training(network.layers)
+        recipe = Float8LinearConfig.from_recipe_name(setup.float8)
+        emulated = dataclasses.replace(recipe, emulate=device.type == "cpu")
+        convert_to_float8_training(network.layers, config=emulated)
     network.checkpoint = checkpoint_with(setup.checkpointing)
     return network
 
@@ -140,7 +145,8 @@ def head(setup: Setup) -> chunked_loss.Head:
         return compiled(setup, chunked_loss.full)
     if setup.head == "torch":
         return chunked_loss.torch_chunked
-    return functools.partial(chunked_loss.chunked, pieces=compiled(setup, chunked_loss.loss_and_gradient))
+    pieces = compiled(setup, chunked_loss.loss_and_gradient)
+    return functools.partial(chunked_loss.chunked, logits_gib=setup.logits_gib, pieces=pieces)
 
 
 def compiled(setup: Setup, fn: Callable) -> Callable:

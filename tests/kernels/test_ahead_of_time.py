@@ -24,17 +24,19 @@ SPILLED = 320  # bytes that the widest rows may cost a thread
 WIDTHS = (100, 2048, norms.WIDEST)
 
 
-def of_norm(direction, width, centred, dtype, capability):
-    """LayerNorm if `centred`, else RMSNorm."""
+def of_norm(direction, width, centred, dtype, capability, branch=None):
+    """LayerNorm if `centred`, else RMSNorm, of a sum with a residual branch if that has a type."""
     rows, block, warps = norms.tile(width, 16 if direction == "forward" else 8)
     mean, bias = ("*fp32", dtype) if centred else (None, None)
     shape = {"WIDTH": width, "ROWS": rows, "BLOCK": block}
     types = {"x_at": dtype, "weight_at": dtype, "mean_at": mean, "rstd_at": "*fp32", "count": "i32", "x_step": "i32"}
     if direction == "forward":
         types |= {"bias_at": bias, "y_at": dtype, "eps": "fp32"}
+        types |= {"branch_at": branch, "total_at": branch, "branch_step": "i32"}
         constants, options = shape | {"CENTRED": centred}, {}
     else:
         types |= {"dy_at": dtype, "dx_at": dtype, "shares_at": "*fp32", "dy_step": "i32"}
+        types |= {"further_at": branch, "further_step": "i32"}
         row_bytes = 2 * (4 if dtype == "*fp32" else 2) * rows * block
         constants = shape | {"WEIGHT": True, "BIAS": centred, "STAGES": launch.stages(row_bytes)}
         options = {"maxnreg": norms.REGISTERS}
@@ -72,7 +74,8 @@ def test_every_kernel_compiles_and_only_the_widest_rows_spill(capability):
         for width in WIDTHS:
             group = wide if width == norms.WIDEST else narrow
             group += [of_norm(direction, width, True, dtype, capability) for direction in ("forward", "backward")]
-    narrow += [of_norm(direction, 2048, False, "*fp16", capability) for direction in ("forward", "backward")]
+    for branch in (None, "*fp16"):
+        narrow += [of_norm(d, 2048, False, "*fp16", capability, branch) for d in ("forward", "backward")]
     found = compile_kernels(narrow + wide)
     assert all(f".target sm_{capability}" in each["ptx"] for each in found)
     spilled = [each["spilled"] for each in found]
@@ -83,11 +86,13 @@ def test_every_kernel_compiles_and_only_the_widest_rows_spill(capability):
 def test_bf16_moves_16_bytes_at_once_and_a_norms_backward_prefetches_with_all_its_programs_at_once():
     widths = (128, 2048, 8192)
     backward = [of_norm("backward", width, width > 128, "*bf16", 90) for width in widths]
+    backward.append(of_norm("backward", 2048, False, "*bf16", 90, "*bf16"))
     forward = [of_norm("forward", 2048, centred, "*bf16", 90) for centred in (False, True)]
+    forward.append(of_norm("forward", 2048, False, "*bf16", 90, "*bf16"))
     found = compile_kernels(backward + swiglus("*bf16", 90) + forward)
     for each in found[len(backward) :]:
         assert re.search(WIDE_LOAD, each["ptx"]) and re.search(WIDE_STORE, each["ptx"])
-    for width, each in zip(widths, found[: len(backward)], strict=True):
+    for width, each in zip((*widths, 2048), found[: len(backward)], strict=True):
         assert re.search(AHEAD, each["ptx"]) and re.search(WIDE_STORE, each["ptx"])
         warps = norms.tile(width, 8)[2]
         programs = norms.RESIDENT // (32 * warps)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from helpers.kernels import chunked_loss as losses
 from helpers.lab import peak_memory
 from helpers.lab.timing import relative_error
+from helpers.rush import Setup, trainer
 
 
 def inputs(tokens, vocabulary, width, dtype=torch.float32, ignored=0):
@@ -96,9 +97,21 @@ def test_backward_runs_once():
     tokens=st.integers(1, 10**6),
     vocabulary=st.integers(1, 10**6),
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    gib=st.sampled_from([1, 4]),
 )
-def test_a_chunk_is_the_largest_power_of_two_that_fits(tokens, vocabulary, dtype):
-    chunk = losses.chunk_length(tokens, vocabulary, dtype)
+def test_a_chunk_is_the_largest_power_of_two_that_fits(tokens, vocabulary, dtype, gib):
+    chunk = losses.chunk_length(tokens, vocabulary, dtype, gib)
     assert 1 <= chunk <= tokens
-    assert chunk * vocabulary * dtype.itemsize <= losses.CHUNK_BYTES
-    assert chunk == tokens or 2 * chunk * vocabulary * dtype.itemsize > losses.CHUNK_BYTES
+    assert chunk * vocabulary * dtype.itemsize <= gib * losses.GIB
+    assert chunk == tokens or 2 * chunk * vocabulary * dtype.itemsize > gib * losses.GIB
+
+
+def test_a_setups_chunks_are_of_its_size(monkeypatch):
+    lengths, chunked = [], losses._Chunked.apply
+    monkeypatch.setattr(losses._Chunked, "apply", lambda *given: (lengths.append(given[3]), chunked(*given))[1])
+    monkeypatch.setattr(losses, "GIB", 16 * 512 * 4)
+    for gib in (1, 2):
+        trainer.Trainer(Setup(model="tiny", sequence=64, head="chunked", logits_gib=gib)).step(
+            torch.ones(1, 65, dtype=torch.int64)
+        )
+    assert lengths == [16, 32]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreted import run_plain_or_interpreted
 
-from helpers.kernels import layer_norm, norms, rms_norm
+from helpers.kernels import add_rms_norm, layer_norm, norms, rms_norm
 from helpers.lab import saved_bytes
 
 # The interpreter rounds to bf16 towards zero, a GPU to nearest.
@@ -86,6 +86,37 @@ def test_weights_in_fp32_with_activations_in_half_precision(kind):
     assert_close([dx, dweight], expected, DTYPES[torch.bfloat16])
 
 
+@pytest.mark.parametrize(
+    ("x_dtype", "branch_dtype"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)],
+    ids=str,
+)
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
+def test_a_residual_branch_is_added_before_the_norm_as_two_operations_would(x_dtype, branch_dtype, compiled):
+    def add_and_norm(x, branch, weight, eps):
+        total = x + branch
+        return rms_norm(total, weight, eps), total
+
+    fused = torch.compile(add_rms_norm, backend="aot_eager", fullgraph=True) if compiled else add_rms_norm
+    x, branch = torch.randn(3, 5, 130, dtype=x_dtype), torch.randn(5, 3, 130, dtype=branch_dtype).transpose(0, 1)
+    upstream = [torch.randn(3, 5, 130, dtype=x_dtype), torch.randn(3, 5, 130, dtype=x_dtype)]
+    ours, reference = learning(x, branch, torch.randn(130)), learning(x, branch, None)
+    reference[2] = ours[2].detach().requires_grad_()
+    outputs, expected = fused(*ours, 1e-5), add_and_norm(*reference, 1e-5)
+    assert [each.dtype for each in outputs] == [x_dtype] * 2
+    assert_close(outputs, expected, 0 if x_dtype == torch.float32 else DTYPES[x_dtype])
+    actual = torch.autograd.grad(outputs, ours, upstream)
+    assert [each.dtype for each in actual] == [x_dtype, branch_dtype, torch.float32]
+    assert_close(actual, torch.autograd.grad(expected, reference, upstream), DTYPES[branch_dtype])
+
+
+def test_what_a_norm_with_a_branch_saves_is_the_sum_that_the_next_layers_have_anyhow():
+    x, branch, weight = learning(torch.randn(15, 64), torch.randn(15, 64), torch.randn(64))
+    total = []
+    kept = saved_bytes(lambda: total.append(add_rms_norm(x, branch, weight, 1e-5)[1]), without=[weight])
+    assert kept == 15 * 64 * 4 + 15 * 4
+
+
 def test_autocast_decides_the_outputs_type_and_x_is_read_in_its_own():
     ours = learning(torch.randn(4, 16), torch.randn(16), torch.randn(16))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -136,6 +167,7 @@ def test_a_second_derivative_is_refused():
         (lambda: rms_norm(torch.randn(3, 8), torch.randn(7)), r"weight must have shape \(8,\)"),
         (lambda: layer_norm(torch.randn(3, 8), None, torch.randn(1, 8)), r"bias must have shape \(8,\)"),
         (lambda: rms_norm(torch.arange(8)), "floating-point"),
+        (lambda: add_rms_norm(torch.randn(3, 8), torch.randn(8), torch.ones(8), 1e-5), r"the shape of x, \(3, 8\)"),
         (lambda: rms_norm(torch.randn(())), "last dimension"),
     ],
 )

@@ -27,12 +27,14 @@ def test_an_unknown_value_is_refused_with_those_that_are_allowed():
         ({"checkpointing": "memory budget"}, "'memory budget', which is the compiler's to keep; compile must not be"),
         ({"checkpointing": "selective", "mlp": "level 1"}, "both choose what the mlp keeps"),
         ({"precision": "amp-fp16", "cuda_graph": True, "optimizer": "foreach"}, "only optimizer 'fused' skips a step"),
+        ({"precision": "amp-fp16", "optimizer": "in backward"}, "whose scale needs all gradients before a step"),
         ({"residual": "bf16"}, "residual is 'bf16' and precision 'fp32'"),
         ({"float8": "tensorwise", "precision": "tf32"}, "float8 is 'tensorwise' and precision 'tf32'"),
         ({"float8": "tensorwise", "precision": "bf16", "mlp": "level 0"}, "mlp must be 'plain'"),
         ({"float8": "tensorwise", "precision": "bf16", "sequence": 100}, "multiple of 16 tokens; .* is 100"),
         ({"sequence": 131073}, "sequence is 131073; llama-3.2-1b has positions for 131072"),
         ({"batch": 0}, "batch is 0"),
+        ({"logits_gib": 0}, "logits_gib is 0"),
         ({"learning_rate": float("nan")}, "learning_rate is nan; it must be above 0"),
     ],
 )
@@ -65,6 +67,8 @@ def test_float8_tf32_and_bf16_need_the_units_for_them():
     with a_gpu((7, 5)):
         for precision, nearest in (("tf32", "fp32"), ("amp-bf16", "amp-fp16")):
             assert Setup(precision=precision).possible(CUDA) == Setup(precision=nearest)
+        in_backward = Setup(precision="amp-bf16", optimizer="in backward", cuda_graph=True)
+        assert in_backward.possible(CUDA) == Setup(precision="amp-fp16", optimizer="fused", cuda_graph=True)
 
 
 def test_a_missing_package_is_named_as_not_installed():
@@ -82,6 +86,13 @@ def test_a_gpu_has_no_flash_kernel_for_fp32():
     assert Setup(attention="flash").missing_because(CPU) == ""
 
 
+@pytest.mark.parametrize("attention", ["math", "eager"])
+def test_attention_by_hand_in_tf32_goes_with_all_else_of_the_best_setup(attention):
+    with a_gpu((9, 0)), mock.patch("helpers.lab.machine.installed", return_value="1"):
+        best = dataclasses.replace(LADDER["batch 8"], precision="tf32", residual="weights", attention=attention)
+        assert best.missing_because(CUDA) == ""
+
+
 def test_on_a_gpu_without_bf16_units_the_ladder_is_climbed_in_fp16():
     ladder = {}
     with a_gpu((7, 5)), mock.patch("helpers.lab.machine.installed", return_value="1"):
@@ -89,7 +100,8 @@ def test_on_a_gpu_without_bf16_units_the_ladder_is_climbed_in_fp16():
             setup = rung(step, Setup(model="llama-60m"), CUDA)
             ladder[step] = setup.missing_because(CUDA) or setup
     runs = {step: setup for step, setup in ladder.items() if isinstance(setup, Setup)}
-    lacking = {"TF32", "FlashAttention", "cuDNN attention", "bf16 residual stream", "float8"}
+    lacking = {"TF32", "FlashAttention", "cuDNN attention", "bf16 residual stream", "float8", "float8 by rows"}
+    lacking |= {"FlashAttention, captured", "optimizer in backward"}
     assert set(LADDER) - set(runs) == lacking
     assert {setup.precision for setup in runs.values()} == {"fp32", "amp-fp16"}
     assert runs["mixed precision"].precision == "amp-fp16" and runs["no optimisation"].precision == "fp32"

@@ -122,6 +122,7 @@ EXACT = [
     {"attention": "blocked", "norm": "torch", "head": "chunked"},
     {"mlp": "level 1", "optimizer": "foreach"},
     {"mlp": "level 2", "fused": True},
+    {"optimizer": "in backward", "head": "chunked", "checkpointing": "full"},
     {"checkpointing": "full"},
     {"checkpointing": "selective", "attention": "flash"},
 ]
