@@ -50,7 +50,8 @@ def chunked(
 
     Memory: one chunk's logits and their gradient, and, saved from forward to backward, the gradients of x and `weight`
     (accumulated in the weight's dtype). A chunk is as many tokens as have `logits_gib` of logits: a larger one makes
-    larger products, and fewer additions to the weight's gradient. `pieces` computes loss and gradient of a chunk's logits. Backward runs once.
+    larger products, and fewer additions to the weight's gradient. `pieces` computes loss and gradient of a chunk's
+    logits. Backward runs once.
     """
     x = x.flatten(0, -2)
     if chunk is None:

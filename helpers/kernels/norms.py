@@ -103,7 +103,7 @@ def _forward(
     out: torch.dtype,
     branch: Tensor | None = None,
 ) -> list[Tensor]:
-    """y, for each row 1/√(variance + eps), for LayerNorm each row's mean, and with a branch x + branch, which y is of."""
+    """y, for each row 1/√(variance + eps), for LayerNorm each row's mean, and x + branch, which y then is of."""
     rows, branches = as_rows(x), None if branch is None else as_rows(branch)  # (N, width)
     if on_triton(x, weight, bias, branch) and x.shape[-1] <= WIDEST:
         weight, bias = contiguous(weight), contiguous(bias)

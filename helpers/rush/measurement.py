@@ -6,6 +6,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,16 @@ def run(
         **pair,
         **device_share(lambda: step(next(batches)), timing.median_ms),
     }
+
+
+def first_loss(setup: Setup) -> float:
+    """The loss that `run` gives of a setup, without timing: of one sequence a step, and uncompiled."""
+    steps = ON_CPU_LOSS_STEPS if device().type == "cpu" else LOSS_STEPS
+    plain = replace(setup, batch=1, compile="none", cuda_graph=False)
+    step = Trainer(plain).step
+    return statistics.fmean(
+        [float(step(tokens)) for tokens in itertools.islice(fixed_tokens(plain), steps)][-SEQUENCES:]
+    )
 
 
 _peaks: dict[Setup, float] = {}  # GiB, of what this process has measured on a GPU

@@ -1,15 +1,19 @@
 """Chapter 5's numbers from rows: rungs against their baselines, and what is missing of a ladder."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
 from helpers.claims import rush
 from helpers.claims.rush import planned
 from helpers.claims.rush import rungs as rush_rungs
+from helpers.claims.summary import worth
 from helpers.experiments.rush.steps import BEFORE_BATCHES
 from helpers.experiments.rush.transformers_llama import ALIKE
 from helpers.rush.setup import START
 
+ROOT = Path(__file__).parents[2]
 ONEDNN = "fp32 products by oneDNN"
 RATES = {START: 100.0, ONEDNN: 120.0, "mixed precision": 150.0, "fused AdamW": 450.0, "FlashAttention": 400.0}
 
@@ -101,6 +105,33 @@ def test_a_rung_that_was_not_kept_is_in_a_table_of_its_own():
     assert named.left[["change", "baseline"]].values.tolist() == [["max-autotune", "fused projections"]]
     assert named.left["note"].notna().all()
     assert float(named.left["speedup"].iloc[0]) == 0.5
+
+
+def with_losses(**losses):
+    rates = {START: 100.0, "TF32": 150.0, "batch 8": 450.0, "8-bit optimizer state": 500.0, "float8": 600.0}
+    rows = rungs(rates, preset="big-gpu")
+    return rows.assign(loss=rows["step"].map({"TF32": 7.01} | losses).fillna(7.0))
+
+
+def test_a_rung_whose_loss_is_off_by_more_than_another_seeds_gains_nothing_anywhere():
+    rows = with_losses(float8=8.5, **{"8-bit optimizer state": 7.3}).assign(seed_loss=None)
+    rows.loc[rows["step"] == "float8", "seed_loss"] = 7.4
+    named = rush.ladder(rows)
+    assert named.gains["8-bit optimizer state"].measured and not named.gains["float8"].measured
+    assert named.left.set_index("change")["note"]["float8"] == "trains to another loss"
+    told = worth({"Llama": named.gains})
+    assert "float8 (Llama)" not in told.gains and "8-bit optimizer state (Llama)" in told.gains
+    off = rows["step"] == "TF32"
+    unlike = rows.assign(loss=rows["loss"].where(~off, 9.0), tokens_per_s=rows["tokens_per_s"].where(~off, 700.0))
+    assert rush.ladder(rows.assign(tokens_per_s=unlike["tokens_per_s"])).best.rung == "TF32"
+    assert "TF32" not in rush.ladder(unlike).forest and rush.ladder(unlike).best.rung == "batch 8"
+
+
+def test_without_another_seed_rungs_that_compute_the_same_say_what_a_loss_may_differ_by():
+    named = rush.ladder(with_losses(float8=8.5, **{"8-bit optimizer state": 7.05}))
+    assert named.gains["8-bit optimizer state"].measured and not named.gains["float8"].measured
+    recorded = pd.read_csv(ROOT / "data/results/nvidia-h200/rush/ladder.csv").query("method == 3")
+    assert not rush.ladder(recorded).gains["float8"].measured
 
 
 def test_a_ladder_without_its_first_rung_has_no_total():

@@ -112,6 +112,13 @@ def test_weights_do_not_depend_on_what_making_the_parts_draws(monkeypatch):
     assert all(torch.equal(actual[name], weight) for name, weight in expected.items())
 
 
+def test_the_first_loss_is_the_one_of_a_row_and_depends_on_the_seed():
+    setup = tiny(batch=2, head="chunked")
+    row = run(setup, steps=4, loss_steps=measurement.ON_CPU_LOSS_STEPS)
+    assert measurement.first_loss(setup) == pytest.approx(row["loss"], abs=1e-4)
+    assert abs(measurement.first_loss(tiny(seed=1)) - row["loss"]) > 1e-3
+
+
 def test_the_curve_does_not_depend_on_the_batch(reference):
     assert loss_curve(tiny(batch=3), 6) == pytest.approx(reference, abs=1e-4)
 

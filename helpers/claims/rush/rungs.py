@@ -11,7 +11,7 @@ from ...lab.estimate import LUCK, NONE, UNDECIDED
 from ...lab.records.values import PERCENT, TIMES, Number, cost, derived, in_unit, lacking, of_class, over, pick, speedup
 from ...rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS
 from ...rush.rates import FLOAT8, float8_share, flops_per_token, matmul_share, parameters, product_type, recorded_rates
-from ...rush.setup import LADDERS, START, Setup, climb, stands_on
+from ...rush.setup import CHANGES, LADDERS, START, Setup, climb, stands_on
 
 MIXED, ONEDNN = "mixed precision", "fp32 products by oneDNN"
 TINY = "tiny"
@@ -20,6 +20,8 @@ NAMED |= {"adamw": "fused AdamW"}
 PAGES = (START, BEST["cpu"])
 KEPT = ["rung", "gain", "baseline", "tokens/s", "step_ms", "mfu", "matmul_share", "product_tflops", "peak_gib", "loss"]
 LEFT = ["rung", "baseline", "gain", "compile_s", "peak_gib", "loss"]
+ROUNDING = 10  # times what losses of the same training differ by from rung to rung: less than two seeds do
+ANOTHER = "trains to another loss"
 HEADS = {"gain": "speedup", "mfu": "MFU", "matmul_share": "share of matmul rate", "product_tflops": "matmul, TFLOP/s"}
 
 
@@ -36,8 +38,11 @@ def ladder(
     _, left = LADDERS[kind]
     trials = _trials(rows, trials)
     measured = _rungs(rows, trials, _rates(rows, ceilings))
+    apart = _trains_apart(measured, left)
+    no_gain = lacking("a gain at the same loss", TIMES)
+    measured["gain"] = [no_gain if other else gain for other, gain in zip(apart, measured["gain"], strict=True)]
     rungs, others = measured[~measured["rung"].isin(left)], measured[measured["rung"].isin(left)]
-    best = _best(rungs, trials)
+    best = _best(rungs[~apart[rungs.index]], trials)
     gains = dict(zip(measured["rung"], measured["gain"], strict=True))
     kept = {name: gains[name] for name in rungs["rung"] if gains[name].measured}
     ranked = sorted(kept.items(), key=lambda item: -item[1].value)
@@ -52,7 +57,9 @@ def ladder(
         job=f"{first['model']}, sequences of {int(first['sequence'])} tokens, {first['text']}",
         model=first["model"],
         rungs=_named_baselines(rungs[KEPT]).rename(columns=HEADS),
-        left=others[LEFT].rename(columns={"rung": "change"} | HEADS).assign(note=others["rung"].map(left)),
+        left=others[LEFT]
+        .rename(columns={"rung": "change"} | HEADS)
+        .assign(note=others["rung"].map(left).where(~apart[others.index], ANOTHER)),
         gains=gains,
         forest=kept | {"all together": total},
         without=SimpleNamespace(none=of_class(kept, NONE), undecided=of_class(kept, UNDECIDED)),
@@ -71,6 +78,22 @@ def _named_baselines(rungs: pd.DataFrame) -> pd.DataFrame:
     """Without the baselines that are the row above; without the column, if all are."""
     rungs = rungs.assign(baseline=rungs["baseline"].where(rungs["baseline"] != rungs["rung"].shift()))
     return rungs if rungs["baseline"].notna().any() else rungs.drop(columns="baseline")
+
+
+def _trains_apart(measured: pd.DataFrame, left: dict[str, str]) -> pd.Series:
+    """Whether a rung's loss differs from its baseline's by more than that of two seeds: its speed is no gain then.
+
+    Where a row has the baseline's loss of another seed, that is measured. Else, for rungs that change what is computed,
+    it is `ROUNDING` times what the losses of all others differ by.
+    """
+    losses = measured.set_index("rung")["loss"]
+    before = measured["baseline"].map(losses)
+    apart = (measured["loss"] - before).abs()
+    seeds = (measured.reindex(columns=["seed_loss"])["seed_loss"].astype(float) - before).abs()
+    changing = measured["rung"].map(left) == CHANGES
+    alike = measured.loc[~changing, "loss"]
+    of_two_seeds = seeds.max() if seeds.notna().any() else ROUNDING * (alike.max() - alike.min())
+    return (apart > of_two_seeds) & (changing | seeds.notna().any())
 
 
 def _by_name(gains: dict[str, Number], rungs: pd.DataFrame, kind: str) -> SimpleNamespace:

@@ -8,8 +8,8 @@ from ...lab import Worth, device, experiment, in_fresh_process
 from ...lab.machine import missing_because
 from ...lab.records import Row
 from ...rush import CPU_LADDER, LADDER, Setup, run, rung
-from ...rush.measurement import ON_CPU_LOSS_STEPS
-from ...rush.setup import START, stands_on
+from ...rush.measurement import ON_CPU_LOSS_STEPS, first_loss
+from ...rush.setup import CHANGES, LADDERS, START, stands_on
 from ...training.step import WARM_UP
 from . import transformers_llama
 from .loader import epoch
@@ -94,7 +94,7 @@ def missing(**config: object) -> str:
     big_gpu=[FULL | PAIRED | {"step": step} for step in LADDER],
     version=3,
     missing=missing,
-    columns=RUN_PAIRED,
+    columns=RUN_PAIRED + " seed_loss?",
     worth=Worth(
         100,
         "each change of the ladder, with loss, memory and MFU",
@@ -110,12 +110,17 @@ def ladder(model: str, sequence: int, step: str, trial_s: float = 0.0) -> Row:
     """Each step of the ladder: speed, memory, and the loss after equally many training steps on the same text.
 
     On a GPU, whose trainers can live in one process, in turns with the step that it stands on (on a CPU: `pairs`).
+    Where a step changes what is computed, `seed_loss` is the loss of the step that it stands on with another seed.
     """
     setup = setup_of(model, sequence, step)
-    if not trial_s or step == START:
+    if step == START:
         return run_apart(setup)
     below = stands_on(step, device().type)
-    return beside(setup, below, setup_of(model, sequence, below), trial_s)
+    baseline = setup_of(model, sequence, below)
+    row = beside(setup, below, baseline, trial_s) if trial_s else run_apart(setup)
+    if LADDERS[device().type][1].get(step) != CHANGES:
+        return row
+    return row | {"seed_loss": apart(baseline, first_loss, replace(baseline.possible(device()), seed=1))}
 
 
 @experiment(
