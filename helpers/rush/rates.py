@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from ..lab import device
 from ..lab.cards import likely
 from ..lab.ceilings import product_rate
 from ..lab.machine import device_name
@@ -67,7 +68,8 @@ def shares(setup: Setup, tokens_per_s: float) -> dict[str, Any]:
     """`mfu` against the vendor's bf16 peak, and `matmul_share` against what products of its own type sustain here."""
     flops_per_s = flops_per_token(setup.model, setup.sequence) * tokens_per_s
     card, product = likely(device_name()), product_rate(product_type(setup.precision))
-    float8 = float8_share(setup.model, setup.sequence) if setup.float8 != "none" else 0.0
+    in_float8 = setup.float8 != "none" and device().type == "cuda"  # a CPU emulates it
+    float8 = float8_share(setup.model, setup.sequence) if in_float8 else 0.0
     float8_tflops = product_rate(FLOAT8).tflops if float8 else 0.0
     share = matmul_share(flops_per_s, product.tflops, float8_tflops, float8)
     return {"mfu": flops_per_s / (1e12 * card.bf16_tflops) if card else None, **product.row(), "matmul_share": share}

@@ -1,5 +1,6 @@
 """Chapter 5's experiments on the small preset."""
 
+import dataclasses
 import pkgutil
 import sys
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from helpers.experiments import rush as experiments
 from helpers.experiments.rush import kernels, loader, steps
 from helpers.kernels import swaps
 from helpers.rush import CPU_LADDER, LADDER, Setup
-from helpers.rush.setup import START, stands_on
+from helpers.rush.setup import CHANGES, LADDERS, START, stands_on
 
 
 @pytest.mark.parametrize("e", [experiments.ladder, experiments.batch, chapters.rush.checkpointing])
@@ -28,10 +29,11 @@ def test_setups_are_measured_or_say_why_not(e, monkeypatch):
 def test_the_ladder_is_that_of_the_machine(preset, kind, rungs, monkeypatch, made_up_gpu):
     if kind == "cuda":
         made_up_gpu((9, 0))
-    asked, below = [], []
+    asked, below, other_seed = [], [], []
     monkeypatch.setattr(
         steps, "run_apart", lambda s, baseline=None, **_: asked.append(s) or below.append(baseline) or {}
     )
+    monkeypatch.setattr(steps, "apart", lambda _, fn, setup: other_seed.append(setup))
     monkeypatch.setattr(steps, "device", lambda: torch.device(kind))
     for e in (experiments.ladder, experiments.batch):
         for config in e.configurations(preset):
@@ -40,6 +42,9 @@ def test_the_ladder_is_that_of_the_machine(preset, kind, rungs, monkeypatch, mad
     paired = [rungs[stands_on(name)].possible(torch.device(kind)) for name in rungs if name != START and kind == "cuda"]
     assert [setup for setup in below[: len(rungs)] if setup] == paired
     assert all(setup.model == asked[0].model for setup in asked)
+    changing = [name for name, reason in LADDERS[kind][1].items() if reason == CHANGES]
+    baselines = [rungs[stands_on(name, kind)].possible(torch.device(kind)) for name in changing]
+    assert other_seed == [dataclasses.replace(setup, seed=1) for setup in baselines]
 
 
 def test_a_rung_takes_turns_with_itself_in_one_process_and_in_two(monkeypatch):
