@@ -203,11 +203,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         branch = self.attention(self.norm1(x), cos, sin, mask)
-        if self.add_normalise is not None:
-            normed, x = self.add_normalise(x, branch, self.norm2.weight, self.norm2.epsilon)
-            return x + self.mlp(normed)
-        x = x + branch
-        return x + self.mlp(self.norm2(x))
+        if self.add_normalise is None:
+            x = x + branch
+            return x + self.mlp(self.norm2(x))
+        normed, x = self.add_normalise(x, branch, self.norm2.weight, self.norm2.epsilon)
+        return x + self.mlp(normed)
 
 
 class Llama(nn.Module):
@@ -215,11 +215,9 @@ class Llama(nn.Module):
 
     Weights are initialised normal with deviation 0.02, those that end a residual branch smaller by √(2·layers), norms
     with 1. They don't depend on the parts: models of one size start from the same weights on one device.
-
     The parts and their arguments:
         attend     (q, k, v, mask): (B, H, T, D), twice (B, kv_heads, T, D), None or (T, T) added to the scores
-        normalise  (x, weight, epsilon)
-        add_normalise  (x, branch, weight, epsilon): the norm of x + branch, and x + branch; None is two operations
+        normalise  (x, weight, epsilon); add_normalise, if given, (x, branch, weight, epsilon): that of the sum, the sum
         rotate     (q, k, cos, sin): (B, T, H, D), (B, T, kv_heads, D), twice (T, D/2)
         mlp        (width, feedforward_size): makes a module; None is `SwiGLU`
         fused      q, k and v are one product, gate and up another
