@@ -96,11 +96,12 @@ def run(
     }
 
 
-def first_loss(setup: Setup) -> float:
-    """The loss that `run` gives of a setup, without timing: of one sequence a step, and uncompiled."""
+def first_loss(setup: Setup, seed: int) -> float:
+    """The loss that `run` gives of a setup from the weights of another seed, on the same tokens and without timing: of
+    one sequence a step, and uncompiled."""
     steps = ON_CPU_LOSS_STEPS if device().type == "cpu" else LOSS_STEPS
     plain = replace(setup, batch=1, compile="none", cuda_graph=False)
-    step = Trainer(plain).step
+    step = Trainer(replace(plain, seed=seed)).step
     return statistics.fmean(
         [float(step(tokens)) for tokens in itertools.islice(fixed_tokens(plain), steps)][-SEQUENCES:]
     )

@@ -12,13 +12,25 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ...experiments.rush.steps import FULL, MEDIUM, ON_CPU, PAIRED, RUN_PAIRED, SMALL, missing, run_apart, setup_of
+from ...experiments.rush.steps import (
+    FULL,
+    MEDIUM,
+    ON_CPU,
+    PAIRED,
+    RUN_PAIRED,
+    SMALL,
+    apart,
+    missing,
+    run_apart,
+    setup_of,
+)
 from ...lab import Worth, device
 from ...lab.records import Row
 from ...lab.records.experiment import is_out_of_memory
 from ...lab.records.table import table
 from ...lab.records.values import PERCENT, TIMES, Number, lacking, paired, pick
 from ...rush import Setup
+from ...rush.measurement import first_loss
 
 BEST_SETUP = "the best setup"
 IN_FP32 = "TF32 products, fp32 residual, attention by hand"
@@ -46,7 +58,6 @@ ON_TWO_CORES: dict[str, dict[str, Any]] = {
 }
 LEFT_OUT = {"cuda": ON_GPU, "cpu": ON_TWO_CORES}
 SMALLER = 4  # the batch of both sides where the variant doesn't fit at the best setup's
-LOSSES_ALIKE = 0.05  # nats after eight steps: beyond it the training is another one, and its speed no gain
 
 
 def _variants(sizes: Row, kind: str) -> list[Row]:
@@ -75,13 +86,14 @@ def _missing(model: str, sequence: int, without: str, **_: object) -> str:
     gpu=_variants(MEDIUM | PAIRED, "cuda"),
     big_gpu=_variants(FULL | PAIRED, "cuda"),
     missing=_missing,
-    columns=f"{RUN_PAIRED} batch",
+    columns=f"{RUN_PAIRED} batch seed_loss?",
     worth=Worth(95, "what the best setup loses without each change", cpu=55, gpu=20, big_gpu=14, on_gpu=2),
 )
 def without(model: str, sequence: int, without: str, trial_s: float) -> Row | list[Row]:
     """The best setup without one of its changes, in turns with the best setup; where that doesn't fit, both smaller.
 
-    Out of memory is a row of its own, before that of the smaller batch.
+    Out of memory is a row of its own, before that of the smaller batch. `seed_loss` is the loss of the best setup from
+    other weights: a variant whose loss differs by more trains something else.
     """
     best, variant = setup_of(model, sequence), _setup(model, sequence, without)
     try:
@@ -95,8 +107,10 @@ def without(model: str, sequence: int, without: str, trial_s: float) -> Row | li
 
 def _row(variant: Setup, best: Setup, trial_s: float) -> Row:
     options = {} if variant == best else {"baseline": best, "seconds": trial_s}
-    row = run_apart(variant, **options)
-    return row | {"batch": variant.batch} | ({} if variant == best else {"baseline": BEST_SETUP})
+    row = run_apart(variant, **options) | {"batch": variant.batch}
+    if variant == best:
+        return row | {"seed_loss": apart(best, first_loss, best, seed=1)}
+    return row | {"baseline": BEST_SETUP}
 
 
 @dataclass(frozen=True)
@@ -117,9 +131,9 @@ class Without:
 def _(rows: pd.DataFrame) -> Without:
     """Each change's gain in the best setup, with memory and loss beside; another training has no gain."""
     first, best = rows.iloc[0], rows[rows["without"] == BEST_SETUP]
-    loss = float(best["loss"].iloc[0]) if len(best) else float("nan")
     tried = rows[(rows["without"] != BEST_SETUP) & rows["ratio"].notna()]
-    alike = (tried["loss"] - loss).abs() <= LOSSES_ALIKE
+    loss, of_other_seed = best[["loss", "seed_loss"]].iloc[0] if len(best) else (float("nan"), float("nan"))
+    alike = (tried["loss"] - loss).abs() <= abs(of_other_seed - loss)
     gains = {row["without"]: paired(row) for row in tried[alike].to_dict("records")}
     single = {name: gain for name, gain in gains.items() if name != IN_FP32 and "bf16" not in name}
     ranked = max(single.items(), key=lambda item: item[1].value, default=("", lacking("a change", TIMES)))

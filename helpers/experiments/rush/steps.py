@@ -120,7 +120,7 @@ def ladder(model: str, sequence: int, step: str, trial_s: float = 0.0) -> Row:
     row = beside(setup, below, baseline, trial_s) if trial_s else run_apart(setup)
     if LADDERS[device().type][1].get(step) != CHANGES:
         return row
-    return row | {"seed_loss": apart(baseline, first_loss, replace(baseline.possible(device()), seed=1))}
+    return row | {"seed_loss": apart(baseline, first_loss, baseline.possible(device()), seed=1)}
 
 
 @experiment(
