@@ -164,19 +164,23 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--page", type=Path, metavar="FILE", help="only write a page to play with, of many settings")
     added.add_argument("--json", action="store_true", help="print JSON instead of text")
 
-    added = command("grade", "Run a student's solutions against the checks of their chapters, each on its own.")
-    added.add_argument("submission", type=Path, metavar="FILE|FOLDER", help="a notebook or a script, or many of them")
+    added = command(
+        "grade", "Run students' notebooks and judge their exercises, each notebook in a process of its own."
+    )
+    added.add_argument("submission", type=Path, nargs="+", metavar="FILE|FOLDER", help="notebooks or scripts")
     added.add_argument(
-        "--chapter", type=int, choices=range(1, 8), help="all of its exercises (default: of all that are in it)"
+        "--chapter", type=int, choices=range(1, 8), help="all of its exercises (default: of all that are in a file)"
     )
     added.add_argument(
         "--seconds",
         type=_positive,
         default=20.0,
         metavar="S",
-        help="of CPU time for a solution, and thrice that in all (default: 20)",
+        help="of CPU time for a cell or an exercise (default: 20); all cells of a file have 60",
     )
-    added.add_argument("--memory", type=_positive, default=2.0, metavar="GIB", help="for a solution (default: 2)")
+    added.add_argument("--memory", type=_positive, default=2.0, metavar="GIB", help="for each (default: 2)")
+    added.add_argument("--seed", type=int, metavar="N", help="that checks draw their inputs from (default: random)")
+    added.add_argument("--csv", type=Path, metavar="FILE", help="write a row for each student and exercise")
     added.add_argument("--json", action="store_true", help="print JSON instead of text")
 
     added = command("report", "Execute the notebooks, write figures/ and the PDF.")

@@ -226,22 +226,27 @@ def grade(options: argparse.Namespace) -> int:
     import json
 
     from . import grading
-    from .grading.grade import table
+    from .grading.grade import table, write_csv
 
-    many = options.submission.is_dir()
-    paths = [options.submission]
-    if many:
-        paths = sorted(path for path in options.submission.iterdir() if path.suffix in (".ipynb", ".py"))
-    limits = grading.Limits(options.seconds, options.memory, 3 * options.seconds)
-    submissions = grading.grade(paths, options.chapter, limits)
+    given = options.submission
+    many = len(given) > 1 or given[0].is_dir()
+    folders = [
+        sorted(path for path in one.iterdir() if path.suffix in (".ipynb", ".py")) for one in given if one.is_dir()
+    ]
+    paths = [one for one in given if not one.is_dir()] + [path for folder in folders for path in folder]
+    limits = grading.Limits(options.seconds, options.memory)
+    submissions = grading.grade(paths, options.chapter, limits, options.seed)
     if not any(each.graded for each in submissions):
         faults = [fault for each in submissions for fault in each.faults]
-        return fail(f"no exercise is in {options.submission}{': ' if faults else ''}{'; '.join(faults)}", 2)
+        return fail(f"no exercise is in {given[0]}{': ' if faults else ''}{'; '.join(faults)}", 2)
+    if options.csv:
+        write_csv(submissions, options.csv)
     if options.json:
         rows = [each.row() for each in submissions]
         print(json.dumps(rows if many else rows[0], indent=1))
     else:
         print(table(submissions) if many else submissions[0].text())
+    print(f"dlspeed: not limited on this machine: {', '.join(grading.not_limited())}", file=sys.stderr)
     return 0 if many or submissions[0].points == submissions[0].most else 1
 
 

@@ -1,13 +1,15 @@
-"""Submissions graded: their solutions run side by side in processes of their own, and judged here."""
+"""Submissions graded: each runs in a process of its own, two or more side by side, and is judged here."""
 
 import contextlib
+import csv
 import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,20 +18,24 @@ import torch
 from tqdm import tqdm
 
 from ..lab.checks import Check
-from ..lab.checks.check import RAISES, judged
-from .apart import Limits, get_ready, run_apart
+from ..lab.checks.check import RAISES, Line, judged
+from ..trying import landlock
+from .apart import Limits, Ran, get_ready, run_apart
+from .cells import Handed, read
 from .exercises import EXERCISES, Exercise
-from .slices import Slices
 
-Answers = tuple[list[bytes], str]
+NEVER_LIMITED = "UDP", "disk space", "the number of processes"
 
 
 @dataclass(frozen=True)
 class Graded:
-    """An exercise of a submission; without a check it wasn't handed in."""
+    """An exercise of a submission; without a check it wasn't handed in. `equal` are files with the same solution."""
 
     exercise: Exercise
     check: Check | None
+    parts: list[Line]
+    seconds: float
+    equal: list[str]
 
     @property
     def verdict(self) -> str:
@@ -39,9 +45,16 @@ class Graded:
             return "not attempted"
         return "passed" if self.check.passed else "failed"
 
+    @cached_property
+    def held(self) -> list[bool]:
+        """Which parts have their points: a conditional one needs all that are not."""
+        held = [verdict == "holds" for verdict, _ in self.check.lines] if self.verdict in ("passed", "failed") else []
+        firm = all(holds for holds, part in zip(held, self.parts, strict=False) if not part.conditional)
+        return [holds and (firm or not part.conditional) for holds, part in zip(held, self.parts, strict=False)]
+
     @property
-    def points(self) -> int:
-        return self.exercise.points if self.verdict == "passed" else 0
+    def points(self) -> float:
+        return round(self.exercise.points * sum(self.held) / len(self.parts), 2)
 
     @property
     def failures(self) -> list[str]:
@@ -49,21 +62,25 @@ class Graded:
 
     def row(self) -> dict[str, Any]:
         facts = {"chapter": self.exercise.chapter, "exercise": self.exercise.name, "verdict": self.verdict}
-        facts |= {"points": self.points, "of": self.exercise.points, "failures": self.failures}
-        return facts | {"hint": self.check.hint if self.failures else ""}
+        facts |= {"points": self.points, "of": self.exercise.points, "seconds": round(self.seconds, 1)}
+        each = round(self.exercise.points / len(self.parts), 2)
+        held = zip(self.parts, self.held or [False] * len(self.parts), strict=True)
+        facts |= {"parts": [{"part": part.about, "points": each * holds, "of": each} for part, holds in held]}
+        hint = self.check.hint if self.failures else ""
+        return facts | {"failures": self.failures, "hint": hint, "equal": self.equal}
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A file's exercises; `faults` are what of it can't be read."""
+    """A file's exercises; `faults` are what of it can't be read, and what its cells raised."""
 
     path: Path
     graded: list[Graded]
     faults: list[str]
 
     @property
-    def points(self) -> int:
-        return sum(each.points for each in self.graded)
+    def points(self) -> float:
+        return round(sum(each.points for each in self.graded), 2)
 
     @property
     def most(self) -> int:
@@ -77,35 +94,68 @@ class Submission:
         lines = []
         for each in self.graded:
             exercise = each.exercise
-            lines.append(f"{exercise.name:<20}{each.verdict:<16}{each.points} of {exercise.points}")
+            lines.append(f"{exercise.name:<20}{each.verdict:<16}{each.points:g} of {exercise.points}")
             lines += [f"  {failure}" for failure in each.failures[:3]]  # the others often follow from these
             lines += [f"  hint: {each.check.hint}"] if each.failures and each.check.hint else []
-        return "\n".join([*lines, *self.faults, f"{self.path.name}: {self.points} of {self.most} points"])
+        return "\n".join([*lines, *self.faults, f"{self.path.name}: {self.points:g} of {self.most} points"])
 
 
 def table(submissions: Sequence[Submission]) -> str:
-    """A line a submission: its points by chapter, and what failed."""
+    """A line a submission: its points by chapter, and what failed. Below, solutions that are equal but for names."""
     chapters = sorted({each.exercise.chapter for one in submissions for each in one.graded})
     width = max(len(one.path.name) for one in submissions) + 2
-    lines = [f"{'file':<{width}}{''.join(f'{chapter:>5}' for chapter in chapters)}  points  failed"]
+    lines = [f"{'file':<{width}}{''.join(f'{chapter:>6}' for chapter in chapters)}  points  failed"]
     for one in submissions:
         points = [sum(each.points for each in one.graded if each.exercise.chapter == chapter) for chapter in chapters]
         failed = ", ".join([each.exercise.name for each in one.graded if each.failures] + one.faults)
-        lines.append(f"{one.path.name:<{width}}{''.join(f'{n:>5}' for n in points)}{one.points:>8}  {failed}")
+        columns = "".join(f"{round(n, 2):>6g}" for n in points)
+        lines.append(f"{one.path.name:<{width}}{columns}{one.points:>8g}  {failed}")
+    for name in EXERCISES:
+        groups = {(*each.equal, "") for one in submissions for each in one.graded if each.exercise.name == name}
+        lines += [f"equal but for names: {name} in {', '.join(group[:-1])}" for group in sorted(groups) if group[:-1]]
     return "\n".join(lines)
 
 
-def grade(paths: Iterable[Path], chapter: int | None = None, limits: Limits | None = None) -> list[Submission]:
-    """Grade files: the exercises of a chapter, or of all chapters of which a file has one."""
-    limits = limits or Limits()
-    files = [(path, *_chosen(path, chapter)) for path in paths]
-    handed_in = sum(each.name in slices for _, slices, chosen in files for each in chosen)
-    pool, submissions = _pool(max(1, min(os.cpu_count() or 1, handed_in // 4))), []  # a process takes seconds to start
+def write_csv(submissions: Iterable[Submission], path: Path) -> None:
+    """A row an exercise of a student, who has the file's name; the message has the parts that failed."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["student", "exercise", "points", "of", "seconds", "message"])
+        for one in submissions:
+            for each in one.graded:
+                message = "; ".join(each.failures) or each.verdict
+                facts = f"{each.points:g}", each.exercise.points, f"{each.seconds:.1f}", message
+                rows.writerow([one.path.stem, each.exercise.name, *facts])
+
+
+def not_limited() -> list[str]:
+    """What of a submission this machine can't limit."""
+    return [*landlock.unlimited(), *NEVER_LIMITED]
+
+
+def grade(
+    paths: Iterable[Path], chapter: int | None = None, limits: Limits | None = None, seed: int | None = None
+) -> list[Submission]:
+    """Grade files: the exercises of a chapter, or of all chapters of which a file has one.
+
+    The checks' inputs are drawn from a seed, by default another one each time.
+    """
+    seed = int.from_bytes(os.urandom(3), "big") if seed is None else seed
+    files = [(path, read(path)) for path in paths]
+    steps = [_steps(handed, chapter) for _, handed in files]
+    equal = _equal(files)
+    secret = [str(path.resolve()) for path, _ in files]
+    pool = _pool(max(1, min(os.cpu_count() or 1, len(files) // 2)))  # a process takes seconds to start
+    submissions = []
     try:
-        tasks = [[_task(pool, each, slices, limits) for each in chosen] for _, slices, chosen in files]
-        for (path, slices, chosen), running in zip(tqdm(files, unit="file", disable=None), tasks, strict=True):
-            graded = [Graded(each, task and task()) for each, task in zip(chosen, running, strict=True)]
-            submissions.append(Submission(path, graded, slices.faults))
+        works = [partial(run_apart, each, secret, seed, limits or Limits()) for each in steps]
+        running = [_submitted(pool, work) for work in works]
+        for (path, handed), future, work in zip(tqdm(files, unit="file", disable=None), running, works, strict=True):
+            ran = _result(future, work)
+            chosen = _chosen(handed, chapter)
+            graded = [_judged(each, handed, ran, seed, equal.get((path, each.name), [])) for each in chosen]
+            faults = handed.faults + [f"{place}: {why}" for place, why in ran.faults.items()]
+            submissions.append(Submission(path, graded, faults))
     finally:
         for process in list((pool._processes or {}).values()):
             process.kill()  # idle, or not to be waited for
@@ -113,40 +163,60 @@ def grade(paths: Iterable[Path], chapter: int | None = None, limits: Limits | No
     return submissions
 
 
-def _task(pool: ProcessPoolExecutor, exercise: Exercise, slices: Slices, limits: Limits) -> Callable[[], Check] | None:
-    """Start a solution; what is returned waits for it. None if it wasn't handed in."""
-    if exercise.name not in slices:
-        return None
-    work = partial(run_apart, exercise.name, slices.source(exercise.name), limits)
-    running = None
-    with contextlib.suppress(BrokenProcessPool):
-        running = pool.submit(work)
-
-    def check() -> Check:
-        given, ended = _answers(running, work)
-        return judged(exercise.name, exercise.lines(), [*map(_read, given), *([(RAISES, ended)] if ended else [])])
-
-    return check
+def _chosen(handed: Handed, chapter: int | None) -> list[Exercise]:
+    chapters = {chapter} if chapter else {each.chapter for each in EXERCISES.values() if each.name in handed}
+    return [each for each in EXERCISES.values() if each.chapter in chapters]
 
 
-def _chosen(path: Path, chapter: int | None) -> tuple[Slices, list[Exercise]]:
-    slices = Slices.of(path)
-    chapters = {chapter} if chapter else {each.chapter for each in EXERCISES.values() if each.name in slices}
-    return slices, [each for each in EXERCISES.values() if each.chapter in chapters]
+def _steps(handed: Handed, chapter: int | None) -> dict[str, str]:
+    """The cells up to the last exercise, each by its place, and after the last that names it each exercise."""
+    last = {each.name: handed.last(each.name) for each in _chosen(handed, chapter) if each.name in handed}
+    steps = {}
+    for at, cell in enumerate(handed.cells[: max(last.values(), default=-1) + 1]):
+        steps[cell.place] = cell.source
+        steps |= {name: "" for name, place in last.items() if place == at}
+    return steps
+
+
+def _judged(exercise: Exercise, handed: Handed, ran: Ran, seed: int, equal: list[str]) -> Graded:
+    name, parts = exercise.name, exercise.lines(seed=seed)
+    if name not in handed:
+        return Graded(exercise, None, parts, 0.0, [])
+    given = [_read(data) for data in ran.answers.get(name, [])]
+    given += [(RAISES, ran.ended[name])] if ran.ended.get(name) else []
+    check = judged(name, parts, given)
+    return Graded(exercise, check, parts, ran.seconds.get(name, 0.0), equal if check.attempted else [])
+
+
+def _equal(files: Sequence[tuple[Path, Handed]]) -> Mapping[tuple[Path, str], list[str]]:
+    """By file and exercise the names of the files, itself among them, whose solution is equal but for names."""
+    groups = defaultdict(list)
+    for path, handed in files:
+        for name in EXERCISES:
+            if tree := handed.normalised(name):
+                groups[name, tree].append(path)
+    same = {key: paths for key, paths in groups.items() if len(paths) > 1}
+    return {(path, name): [each.name for each in paths] for (name, _), paths in same.items() for path in paths}
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, get_context("spawn"), get_ready)
 
 
-def _answers(running: Future[Answers] | None, work: Callable[[], Answers]) -> Answers:
-    """A task's result; where its pool's process was ended, by this or another solution, it runs again alone."""
+def _submitted(pool: ProcessPoolExecutor, work: partial[Ran]) -> Future[Ran] | None:
+    with contextlib.suppress(BrokenProcessPool):
+        return pool.submit(work)
+    return None
+
+
+def _result(running: Future[Ran] | None, work: partial[Ran]) -> Ran:
+    """A task's result; where its pool's process was ended, by this or another submission, it runs again alone."""
     with contextlib.suppress(BrokenProcessPool):
         if running:
             return running.result()
     with _pool(1) as alone, contextlib.suppress(BrokenProcessPool):
         return alone.submit(work).result()
-    return [], "the process that started it was ended"
+    return Ran(ended=dict.fromkeys(EXERCISES, "the process that started it was ended"))
 
 
 def _read(data: bytes) -> tuple[str, Any]:

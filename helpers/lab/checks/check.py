@@ -21,12 +21,16 @@ GIVES, RAISES, MISSING, REPEATED = "gives", "raises", "is missing", "repeats"  #
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that must hold. `judge` returns whether it does, or that and a figure."""
+    """One thing that must hold. `judge` returns whether it does, or that and a figure, which never is the right one.
+
+    A `conditional` one holds for what does nothing, too: it has points only where all that are not conditional hold.
+    """
 
     about: str
     compute: Callable[[], Any]
     judge: Callable[[Any], Any] = bool
     hint: str = ""
+    conditional: bool = False
 
 
 @dataclass
@@ -34,7 +38,7 @@ class Check:
     """What held and what didn't, a line each; `hint` is that of the first line that didn't."""
 
     name: str
-    lines: list[tuple[str, str]] = field(default_factory=list)  # (verdict, what it is about)
+    lines: list[tuple[str, str]] = field(default_factory=list)  # (holds, FAILS or "as above", what it is about)
     attempted: bool = True
     hint: str = ""
 
@@ -59,7 +63,7 @@ class Check:
         if not self.attempted:
             return f"{self.name}: not attempted"
         failed = [about.partition(":")[0] for verdict, about in self.lines if verdict == "FAILS"]
-        count = f"{self.name}: {len(self.lines) - len(failed)} of {len(self.lines)} checks hold"
+        count = f"{self.name}: {sum(held == 'holds' for held, _ in self.lines)} of {len(self.lines)} checks hold"
         return f"{count}; not: {'; '.join(failed)}" if failed else count
 
     def __repr__(self) -> str:
@@ -100,15 +104,18 @@ def answers(lines: Iterable[Line]) -> Iterator[tuple[str, Any]]:
 
 def judged(name: str, lines: Iterable[Line], given: Iterable[tuple[str, Any]]) -> Check:
     """The check of an implementation from its answers; a missing one fails, an error is told once."""
-    check, given = Check(name), iter(given)
+    check, given, errors = Check(name), iter(given), set()
     for line in lines:
         kind, value = next(given, (REPEATED, ""))
         if kind == MISSING:
             return Check(name, attempted=False)
-        if kind in (GIVES, RAISES):
+        if kind == GIVES or (kind == RAISES and value not in errors):
             check.add(line, kind, value)
+            errors |= {value} if kind == RAISES else set()
         elif check.passed:  # nothing has failed so far
             check.add(line, RAISES, "no answer")
+        else:
+            check.lines.append(("as above", line.about))
     return check
 
 
@@ -140,15 +147,15 @@ def close(tensors: Iterable[Tensor], expected: Iterable[Tensor], tolerance: floa
         if not error <= tolerance:
             differences = (ours.double() - right.double()).abs().nan_to_num(torch.inf)
             place = tuple(int(i) for i in np.unravel_index(int(differences.argmax()), right.shape))
-            there = f"at {list(place)} " if place else ""
-            return False, f"{there}{float(ours[place]):.4g} instead of {float(right[place]):.4g}"
+            there = f" at {list(place)}, where it is farthest off" if place else ""
+            return False, f"wrong: {float(ours[place]):.4g}{there}"
         largest = max(largest, error)
     return True, f"relative error {largest:.1e}"
 
 
 def equals(right: Any) -> Callable[[Any], tuple[bool, str]]:
     """A judge of numbers and texts."""
-    return lambda given: (given == right, f"{given}" if given == right else f"{given} instead of {right}")
+    return lambda given: (given == right, f"{given}")
 
 
 def at_most(limit: float, unit: str) -> Callable[[float], tuple[bool, str]]:

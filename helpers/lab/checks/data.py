@@ -18,16 +18,17 @@ from .check import Checker, Line, at_most, close
 
 
 @Checker
-def class_scores(make: Callable[[int], Any], classes: int = 4) -> Iterator[Line]:
+def class_scores(make: Callable[[int], Any], classes: int = 4, seed: int = 0) -> Iterator[Line]:
     """F1 by class of all batches so far: `make(classes)` with `update(logits, labels)` and `compute()`.
 
     What it holds doesn't grow with the number of batches.
     """
 
     def batches(count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        random = torch.Generator().manual_seed(0)
+        random = torch.Generator().manual_seed(seed)
         for number in range(count):
             labels = torch.randint(classes - 1 if number % 2 else classes, (13 - number % 5,), generator=random)
+            labels[:classes] = labels[:classes] if number else torch.arange(classes)  # all are in the first batch
             noise = torch.randn(len(labels), classes, generator=random)
             yield torch.nn.functional.one_hot(labels, classes) + noise, labels
 
@@ -61,13 +62,14 @@ def class_scores(make: Callable[[int], Any], classes: int = 4) -> Iterator[Line]
     about = "compute after each batch changes nothing"
     yield Line(about, partial(computed, 20, True), partial(right, 20), "compute reads the counts and leaves them.")
     hint = "Which numbers by class are enough for F1, however many batches there were?"
-    yield Line("50 batches take no more memory than 5", growth, at_most(64, "bytes more"), hint)
+    few = at_most(64, "bytes more")
+    yield Line("50 batches take no more memory than 5", growth, few, hint, conditional=True)
 
 
 @Checker
-def tar_read(Shard: Callable[[str], Any]) -> Iterator[Line]:
+def tar_read(Shard: Callable[[str], Any], seed: int = 0) -> Iterator[Line]:
     """`Shard(path).read(positions)` of a tar with its index (N, 2), offsets and sizes, beside it in `path`.npy."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     contents = [random.bytes(int(size)) for size in random.integers(1, 3000, 60)]
     with BytesIO() as file:
         with tarfile.open(fileobj=file, mode="w") as tar:
@@ -100,11 +102,12 @@ def tar_read(Shard: Callable[[str], Any]) -> Iterator[Line]:
     def right(positions: Sequence[int], given: list) -> tuple[bool, str]:
         expected = [contents[position].decode("latin-1") for position in positions]
         if len(given[0]) != len(expected):
-            return False, f"{len(given[0])} samples instead of {len(expected)}"
+            return False, f"{len(given[0])} samples for {len(expected)} positions"
         for position, ours, theirs in zip(positions, given[0], expected, strict=True):
             if ours != theirs:
                 begin = "" if ours[:9] == theirs[:9] else ", and begins elsewhere"
-                return False, f"sample {position} has {len(ours)} bytes instead of {len(theirs)}{begin}"
+                longer = "as many" if len(ours) == len(theirs) else "too many" if len(ours) > len(theirs) else "too few"
+                return False, f"sample {position} has {longer} bytes{begin}"
         return True, f"{len(expected)} samples"
 
     def few(positions: Sequence[int], given: list) -> tuple[bool, str]:
@@ -118,16 +121,17 @@ def tar_read(Shard: Callable[[str], Any]) -> Iterator[Line]:
     row, mixed, nothing = (cache(partial(read, positions)) for positions in (range(60), scattered, []))
     hint = "A sample begins at its own offset, and ends before the padding and the next header."
     yield Line("read(range(60)) gives each sample", row, partial(right, range(60)), hint)
-    yield Line(
-        "60 neighbours share calls", row, partial(few, range(60)), "A call can span several samples and headers."
-    )
+    spans = "A call can span several samples and headers."
+    yield Line("60 neighbours share calls", row, partial(few, range(60)), spans, conditional=True)
     hint = "The answer has the order of the positions, and a position as often as it is asked for."
     yield Line(f"read({scattered}) gives each sample in this order", mixed, partial(right, scattered), hint)
     hint = "Which positions follow one another once they are sorted, and which are the same?"
-    yield Line("there, neighbours share calls", mixed, partial(few, scattered), hint)
+    yield Line("there, neighbours share calls", mixed, partial(few, scattered), hint, conditional=True)
     hint = "What lies between samples that are no neighbours needn't be read."
-    yield Line("there, nothing between far samples is read", mixed, partial(near, scattered), hint)
-    yield Line("read([]) gives none", nothing, partial(right, []), "What is the first of no positions?")
+    about = "there, nothing between far samples is read"
+    yield Line(about, mixed, partial(near, scattered), hint, conditional=True)
+    hint = "What is the first of no positions?"
+    yield Line("read([]) gives none", nothing, partial(right, []), hint, conditional=True)
 
 
 def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
@@ -142,14 +146,14 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 @Checker
-def forgetting(make: Callable[[int], Any], samples: int = 200) -> Iterator[Line]:
+def forgetting(make: Callable[[int], Any], samples: int = 200, seed: int = 0) -> Iterator[Line]:
     """A counter `make(samples)` with `update(indices, correct)`, `forgotten` (samples,) and `unforgettable()`.
 
     An index that comes twice in a batch is presented twice, in the batch's order.
     """
 
     def batches(repeats: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        random = torch.Generator().manual_seed(0)
+        random = torch.Generator().manual_seed(seed)
         for _ in range(15):
             permuted = torch.randperm(samples, generator=random)
             order = torch.randint(samples, (samples,), generator=random) if repeats else permuted
@@ -176,8 +180,7 @@ def forgetting(make: Callable[[int], Any], samples: int = 200) -> Iterator[Line]
         wrong = [i for i in range(samples) if given[0][i] != theirs[i]]
         if not wrong:
             return True, ""
-        first = wrong[0]
-        return False, f"sample {first} forgotten {given[0][first]} times instead of {theirs[first]}, {len(wrong)} so"
+        return False, f"sample {wrong[0]} forgotten {given[0][wrong[0]]} times is wrong, and {len(wrong)} in all are"
 
     def same_samples(repeats: bool, given: list) -> tuple[bool, str]:
         apart = sorted(set(given[1]) ^ set(expected(repeats)[1]))
@@ -189,6 +192,8 @@ def forgetting(make: Callable[[int], Any], samples: int = 200) -> Iterator[Line]
     ]
     for about, repeats in (("indices that come once a batch", False), ("indices that repeat in a batch", True)):
         once = cache(partial(counted, repeats))
-        yield Line(about, once, partial(same_counts, repeats), hints[repeats])
+        given = not repeats  # a counter that is right of these alone is what there was before
+        yield Line(about, once, partial(same_counts, repeats), hints[repeats], conditional=given)
         hint = "Unforgettable is what was right once and never forgotten."
-        yield Line(f"{about}: the unforgettable ones", once, partial(same_samples, repeats), hint)
+        about += ": the unforgettable ones"
+        yield Line(about, once, partial(same_samples, repeats), hint, conditional=given)

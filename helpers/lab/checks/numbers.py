@@ -1,4 +1,7 @@
-"""What is worked out on paper: a number for each question of `numbers.toml`, with the slips that lead to others."""
+"""What is worked out on paper: a number for each question of `numbers.toml`.
+
+What is right, and the slips that lead to other numbers, are among a checkout's solutions, which no handout has.
+"""
 
 import functools
 import tomllib
@@ -6,16 +9,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..machine import project_root
 from .check import Check, Checker, Line
 
-TOLERANCE = 0.005  # where a question names no other
+TOLERANCE = 0.005  # of either end of the band, where an answer names no other
+ANSWERS = project_root() / "data" / "solutions" / "answers.toml"
 
 
 @functools.cache
-def questions() -> dict[int, dict[str, dict[str, Any]]]:
-    """By chapter and name: about, right, hint, and maybe slips and tolerance."""
+def questions() -> dict[int, dict[str, dict[str, str]]]:
+    """By chapter and name: what is asked (`about`), and a hint."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return {int(chapter): entries for chapter, entries in table.items()}
+
+
+@functools.cache
+def _answers() -> dict[str, dict[str, Any]]:
+    """By name: `right`, maybe `tolerance`, and by wrong number what was overlooked."""
+    return tomllib.loads(ANSWERS.read_text(encoding="utf-8"))
 
 
 @Checker
@@ -28,17 +39,18 @@ def number(given: Any, name: str) -> Iterator[Line]:
             raise NotImplementedError
         return float(given)
 
-    def is_(value: float, formula: str, tolerance: float) -> bool:
-        right = eval(formula)  # arithmetic of numbers.toml
-        return abs(value - right) <= tolerance * abs(right)
+    def within(value: float, band: str | list[str], tolerance: float = TOLERANCE) -> bool:
+        ends = [eval(end) for end in ([band] if isinstance(band, str) else band)]  # arithmetic of answers.toml
+        return ends[0] - tolerance * abs(ends[0]) <= value <= ends[-1] + tolerance * abs(ends[-1])
 
     def judge(value: float) -> tuple[bool, str]:
-        if is_(value, question["right"], question.get("tolerance", TOLERANCE)):
+        if not ANSWERS.is_file():
+            return False, f"{value:g} is judged where it is graded"
+        slips = dict(_answers()[name])
+        if within(value, slips.pop("right"), slips.pop("tolerance", TOLERANCE)):
             return True, f"{value:g}"
-        slips = question.get("slips", {}).items()
-        slip = next((f": {why}" for wrong, why in slips if is_(value, wrong, TOLERANCE)), "")
-        right = eval(question["right"])
-        return False, f"{value:g} is {'too small' if value < right else 'too large'}{slip}"
+        slip = next((f": {why}" for wrong, why in slips.items() if within(value, wrong)), "")
+        return False, f"{value:g} is wrong{slip}"
 
     yield Line(question["about"], value, judge, question["hint"])
 

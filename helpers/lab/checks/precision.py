@@ -15,7 +15,7 @@ READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.defaul
 
 
 @Checker
-def grad_scaler(make: Callable[..., Any], dynamic: bool = True, reads: bool = True) -> Iterator[Line]:
+def grad_scaler(make: Callable[..., Any], dynamic: bool = True, reads: bool = True, seed: int = 0) -> Iterator[Line]:
     """A loss scaler with `scale(loss)`, `step(optimizer)`, `update()`, against plain training and torch's scaler.
 
     A static one is built by `make(scale)`; a dynamic one by `make(init_scale=…, growth_factor=…, backoff_factor=…,
@@ -29,29 +29,29 @@ def grad_scaler(make: Callable[..., Any], dynamic: bool = True, reads: bool = Tr
         return float(built(64.0).scale(torch.tensor(1.5, requires_grad=True)).detach())
 
     def same_weights(bad: Iterable[int], weights: list[Tensor]) -> tuple[bool, str]:
-        return close(weights, _train(None, bad)[0], 1e-5)
+        return close(weights, _train(None, seed, bad)[0], 1e-5)
 
     about, hint = "scale(loss) is loss · scale", "The scale is a number that the loss is multiplied by."
     yield Line(f"{about}, 1.5 · 64", scaled, equals(96.0), hint)
     hint = "Before the optimizer's step each gradient is divided by the scale once. Who divides it here, and how often?"
     about = "40 steps give the weights of unscaled training"
-    yield Line(about, lambda: _train(built(1024.0))[0], partial(same_weights, ()), hint)
+    yield Line(about, lambda: _train(built(1024.0), seed)[0], partial(same_weights, ()), hint)
     if not dynamic:
         return
     hint = "After a skipped step everything that the optimizer changes is as before, its momentum too."
     about = "a step with inf in a gradient is skipped"
-    yield Line(about, lambda: _train(built(8.0), {5, 6})[0], partial(same_weights, {5, 6}), hint)
+    yield Line(about, lambda: _train(built(8.0), seed, {5, 6})[0], partial(same_weights, {5, 6}), hint)
     options: dict[str, Any] = {"init_scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 7}
 
     def scales(bad: tuple[int, ...]) -> list[float]:
-        return _train(make(**options), bad)[1]
+        return _train(make(**options), seed, bad)[1]
 
     def same_scales(bad: tuple[int, ...], ours: list[float]) -> tuple[bool, str]:
-        theirs = _train(torch.amp.GradScaler("cpu", **options), bad)[1]
+        theirs = _train(torch.amp.GradScaler("cpu", **options), seed, bad)[1]
         wrong = next((n for n, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
         if wrong is None:
             return True, f"40 scales equal torch's, the last {ours[-1]:g}"
-        return False, f"after step {wrong} the scale is {ours[wrong]:g}, torch's {theirs[wrong]:g}"
+        return False, f"after step {wrong} the scale is {ours[wrong]:g}, and not torch's"
 
     hint = "When does the count of good steps begin anew: after growing, after an overflow?"
     for about, bad in (("the scale grows after 7 good steps", ()), ("the scale falls after inf", (3, 12, 13, 30))):
@@ -61,14 +61,15 @@ def grad_scaler(make: Callable[..., Any], dynamic: bool = True, reads: bool = Tr
         hint = "`if`, `bool`, `float` and `.item()` read a number of a tensor; `torch.where` chooses without."
         yield Line(
             "step and update read no number of a tensor",
-            partial(_reads, make, options),
+            partial(_reads, make, options, seed),
             at_most(0, "in 40 steps"),
             hint,
+            conditional=True,
         )
 
 
-def _problem() -> tuple[nn.Linear, torch.optim.Optimizer, list[Tensor]]:
-    generator = torch.Generator().manual_seed(0)
+def _problem(seed: int) -> tuple[nn.Linear, torch.optim.Optimizer, list[Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
     model = nn.Linear(8, 4)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -77,9 +78,9 @@ def _problem() -> tuple[nn.Linear, torch.optim.Optimizer, list[Tensor]]:
     return model, optimizer, [torch.randn(16, 8, generator=generator) for _ in range(40)]
 
 
-def _train(scaler: Any, bad: Iterable[int] = ()) -> tuple[list[Tensor], list[float]]:
+def _train(scaler: Any, seed: int, bad: Iterable[int] = ()) -> tuple[list[Tensor], list[float]]:
     """Train with inf in the gradients of the steps in `bad`; the weights at the end, and the scale by step."""
-    model, optimizer, batches = _problem()
+    model, optimizer, batches = _problem(seed)
     scales = []
     for number, batch in enumerate(batches):
         optimizer.zero_grad()
@@ -106,9 +107,9 @@ class _Reads(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def _reads(make: Callable[..., Any], options: dict[str, Any]) -> int:
+def _reads(make: Callable[..., Any], options: dict[str, Any], seed: int) -> int:
     """How often 40 steps of a scaler read a tensor's number into Python."""
-    model, optimizer, batches = _problem()
+    model, optimizer, batches = _problem(seed)
     scaler, reads = make(**options), _Reads()
     for batch in batches:
         optimizer.zero_grad()
@@ -120,12 +121,12 @@ def _reads(make: Callable[..., Any], options: dict[str, Any]) -> int:
 
 
 @Checker
-def autocast(make: Callable[..., Any], dtype: torch.dtype = torch.bfloat16) -> Iterator[Line]:
+def autocast(make: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Iterator[Line]:
     """A context manager `make(dtype=…)` in which linear layers compute in `dtype` and norms in fp32."""
 
     @cache
     def parts() -> tuple[nn.Linear, nn.LayerNorm, Tensor]:
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(seed)
         linear = nn.Linear(16, 16)
         with torch.no_grad():
             for parameter in linear.parameters():
@@ -163,23 +164,25 @@ def autocast(make: Callable[..., Any], dtype: torch.dtype = torch.bfloat16) -> I
     low, hint = str(dtype)[6:], "Which of the arguments of F.linear have to be in 16 bits?"
     yield Line(f"a linear layer gives {low}", lambda: dtype_of(lambda linear, norm, x: linear(x)), equals(low), hint)
     about, hint = "a norm of fp32 numbers stays fp32", "A norm sums many numbers: in which type?"
-    yield Line(about, lambda: dtype_of(lambda linear, norm, x: norm(x)), equals("float32"), hint)
+    yield Line(about, lambda: dtype_of(lambda linear, norm, x: norm(x)), equals("float32"), hint, conditional=True)
     hint = "The norm gets what the linear layer gave; which type has its weight?"
     yield Line("the result is torch.autocast's", lambda: run(lambda linear, norm, x: norm(linear(x))), right, hint)
     hint = "A cast that autograd sees is differentiated; one on `.data` or under `no_grad` is not."
-    yield Line("the weights' gradients are fp32", gradients, equals("float32"), hint)
+    yield Line("the weights' gradients are fp32", gradients, equals("float32"), hint, conditional=True)
     about = "outside, also after an error inside, all is as before"
     hint = "What is put back on leaving: also where the region raises, and where it lies in another?"
-    yield Line(about, after, equals(["float32", "torch's functions"]), hint)
+    yield Line(about, after, equals(["float32", "torch's functions"]), hint, conditional=True)
 
 
 @Checker
-def accumulated_step(step: Callable[[nn.Module, torch.optim.Optimizer, Any, list], Any]) -> Iterator[Line]:
+def accumulated_step(
+    step: Callable[[nn.Module, torch.optim.Optimizer, Any, list], Any], seed: int = 0
+) -> Iterator[Line]:
     """A function of (model, optimizer, scaler, micro-batches): one step on pairs of inputs and targets under a scale.
 
     The loss is the mean squared error; gradients are clipped to a norm of 1. It is judged with torch's scaler.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     long = [(torch.randn(6, 8, generator=generator), 9 * torch.randn(6, 4, generator=generator)) for _ in range(4)]
     short = [(inputs / 8, targets / 99) for inputs, targets in long]
     start = nn.Linear(8, 4).requires_grad_(False)

@@ -1,5 +1,5 @@
 # The cast of the weights is hidden from autograd.
-# says: the weights' gradients are fp32: none instead of float32
+# says: the weights' gradients are fp32: none
 import torch
 import torch.nn.functional as F
 

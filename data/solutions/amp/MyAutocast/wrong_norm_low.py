@@ -1,5 +1,5 @@
 # The norm computes in 16 bits, too.
-# says: a norm of fp32 numbers stays fp32: bfloat16 instead of float32
+# says: a norm of fp32 numbers stays fp32: bfloat16
 import torch
 import torch.nn.functional as F
 

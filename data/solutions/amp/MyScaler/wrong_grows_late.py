@@ -1,5 +1,5 @@
 # Off by one: the scale grows when the count has passed the interval.
-# says: the scale grows after 7 good steps: after step 6 the scale is 1024, torch's 2048
+# says: the scale grows after 7 good steps: after step 6 the scale is 1024, and not torch's
 import torch
 
 

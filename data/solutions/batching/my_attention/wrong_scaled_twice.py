@@ -1,5 +1,5 @@
 # Queries are scaled, and scaled_dot_product_attention scales again.
-# says: the output is that of each document alone: at
+# says: the output is that of each document alone: wrong
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -1,5 +1,5 @@
 # The residual is added after the norm.
-# says: 4096 rows agree with eager: at
+# says: 4096 rows agree with eager: wrong
 import torch
 import torch.nn.functional as F
 

@@ -1,5 +1,5 @@
 # The notebook's tracer: the path of the example for all arguments.
-# says: branch on data: the example, another path, the example again: at
+# says: branch on data: the example, another path, the example again: wrong
 import torch
 
 

@@ -1,5 +1,5 @@
 # Guards on the inputs' shapes and dtypes, none on data.
-# says: branch on data: the example, another path, the example again: at
+# says: branch on data: the example, another path, the example again: wrong
 import torch
 
 

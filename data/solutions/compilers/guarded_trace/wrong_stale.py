@@ -1,5 +1,5 @@
 # Another path is traced anew, but its result is remembered for all that follow.
-# says: the example again: at
+# says: the example again: wrong
 import torch
 
 

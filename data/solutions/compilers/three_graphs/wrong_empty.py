@@ -1,5 +1,5 @@
 # After the last break nothing is computed, so there is no graph.
-# says: Dynamo makes 3 graphs: 2 instead of 3
+# says: Dynamo makes 3 graphs: 2
 import torch
 
 

@@ -1,5 +1,5 @@
 # Three breaks make four graphs.
-# says: Dynamo makes 3 graphs: 4 instead of 3
+# says: Dynamo makes 3 graphs: 4
 import torch
 
 

@@ -1,5 +1,5 @@
 # One break makes two graphs.
-# says: Dynamo makes 3 graphs: 2 instead of 3
+# says: Dynamo makes 3 graphs: 2
 def three_graphs(x):
     y = x.sin()
     print("half way")

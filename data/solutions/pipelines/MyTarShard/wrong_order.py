@@ -1,5 +1,5 @@
 # The samples come in the file's order, each once.
-# says: gives each sample in this order: 6 samples instead of 7
+# says: gives each sample in this order: 6 samples for 7 positions
 import os
 import numpy as np
 

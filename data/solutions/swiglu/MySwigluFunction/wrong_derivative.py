@@ -1,5 +1,5 @@
 # The derivative of SiLU as the task's text has it, without a factor.
-# says: level 2: the gradient of W is autograd's: at
+# says: level 2: the gradient of W is autograd's: wrong
 import torch
 import torch.nn.functional as F
 

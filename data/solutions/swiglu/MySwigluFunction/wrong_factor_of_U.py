@@ -1,5 +1,5 @@
 # The gradient of U is made with SiLU(xW), without the factor xV.
-# says: level 2: the gradient of U is autograd's: at
+# says: level 2: the gradient of U is autograd's: wrong
 import torch
 import torch.nn.functional as F
 

@@ -1,5 +1,5 @@
 # x gets its gradient through xW alone.
-# says: level 2: the gradient of x is autograd's: at
+# says: level 2: the gradient of x is autograd's: wrong
 import torch
 import torch.nn.functional as F
 
