@@ -28,7 +28,7 @@ class Solution:
         told = "\n".join(graded.failures)
         if not self.says:
             return [] if graded.verdict == "passed" else [f"{self.label} is right: {graded.verdict} {told}"]
-        if graded.verdict != "failed" or graded.points:
+        if graded.verdict != "failed" or graded.points >= graded.exercise.points:
             return [f"{self.label} is wrong: {graded.verdict}"]
         return [] if self.says in told else [f"{self.label}: {self.says!r} isn't in {told!r}"]
 
@@ -47,12 +47,12 @@ def solutions() -> list[Solution]:
     return found
 
 
-def faults(chosen: list[Solution], folder: Path) -> list[str]:
+def faults(chosen: list[Solution], folder: Path, seed: int) -> list[str]:
     """Grade them in one go; what was graded otherwise than it is."""
     paths = []
     for number, each in enumerate(chosen):
         paths.append(folder / f"{number:03d}.py")
         paths[-1].write_text(each.source)
-    graded = [next(g for g in one.graded if g.check) for one in grade(paths)]
+    graded = [next(g for g in one.graded if g.check) for one in grade(paths, seed=seed)]
     assert [g.exercise.name for g in graded] == [each.exercise for each in chosen]
     return [fault for each, one in zip(chosen, graded, strict=True) for fault in each.faults(one)]

@@ -57,12 +57,17 @@ PR_SET_CHILD_SUBREAPER = 36
 class Limits:
     """Seconds of CPU time for a cell or an exercise, for all cells together, and GiB of each process.
 
-    As a process may wait and the machine be busy, thrice the seconds are the limit in all.
+    As a process may wait and the machine be busy, `patience` times the seconds are the limit in all.
     """
 
     seconds: float = 20.0
     gib: float = 2.0
     cells: float = 60.0
+    patience: float = 3.0
+
+    @property
+    def wall(self) -> float:
+        return self.patience * self.seconds
 
 
 @dataclass
@@ -111,7 +116,7 @@ def run_apart(steps: Mapping[str, str], secret: list[str], seed: int, limits: Li
                 ours.close()
         if step not in left:
             break
-        spent += max(seconds, (time.monotonic() - sum(ran.seconds.values()) - begun) / 3)
+        spent += max(seconds, (time.monotonic() - sum(ran.seconds.values()) - begun) / limits.patience)
         left = {name: source for name, source in left.items() if name != step and name not in ran.ended}
     for name in [name for name in left if name in EXERCISES and name not in ran.ended]:
         ran.fails(name, f"the cells took {limits.cells:g} s of CPU time in all")
@@ -120,10 +125,10 @@ def run_apart(steps: Mapping[str, str], secret: list[str], seed: int, limits: Li
 
 def _received(ours: Connection, process: Any, ran: Ran, limits: Limits) -> tuple[str, float]:
     """Take what a process sends. The step at which it ended, "" after the last, and the CPU time of its cells."""
-    step, deadline, begun = "start", time.monotonic() + 3 * limits.seconds, time.monotonic()
+    step, deadline, begun = "start", time.monotonic() + limits.wall, time.monotonic()
     while True:
         if not wait([ours, process.sentinel], max(deadline - time.monotonic(), 0)):
-            ran.fails(step, f"no answer within {3 * limits.seconds:g} s")
+            ran.fails(step, f"no answer within {limits.wall:g} s")
             return step, _cpu_seconds(process.pid)
         try:
             if not ours.poll():
@@ -139,7 +144,7 @@ def _received(ours: Connection, process: Any, ran: Ran, limits: Limits) -> tuple
             return step, seconds
         kind, _, name = header.decode().partition(" ")
         if kind == BEGINS:
-            step, begun, deadline = name, time.monotonic(), time.monotonic() + 4 * limits.seconds
+            step, begun, deadline = name, time.monotonic(), time.monotonic() + limits.wall + 5
             ran.answers.pop(step, None)
         elif kind == ANSWERS_WITH:
             ran.answers.setdefault(step, []).append(payload)
@@ -221,11 +226,11 @@ def _ask(connection: Connection, exercise: Exercise, names: dict, fault: str, se
     arguments = connection, exercise, names, fault, seed, limits
     fork = multiprocessing.get_context("fork").Process(target=_answer, args=arguments)
     fork.start()
-    fork.join(3 * limits.seconds)
+    fork.join(limits.wall)
     code = fork.exitcode
     if code is None:
         fork.kill()
-        _send(connection, FAILS, exercise.name, f"no answer within {3 * limits.seconds:g} s".encode())
+        _send(connection, FAILS, exercise.name, f"no answer within {limits.wall:g} s".encode())
     elif code:
         _send(connection, FAILS, exercise.name, _ending(code, limits).encode())
     _send(connection, ENDS, exercise.name)

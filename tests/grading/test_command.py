@@ -1,8 +1,10 @@
 """`dlspeed grade` as a student and a teacher type it."""
 
+import csv
 import json
 
 from helpers.commands import main
+from helpers.lab.checks.numbers import questions
 
 
 def test_a_file_is_told_by_exercise_with_a_hint(tmp_path, capsys):
@@ -13,7 +15,7 @@ def test_a_file_is_told_by_exercise_with_a_hint(tmp_path, capsys):
     assert "MyTarShard          not handed in   0 of 4" in out
     assert "find_bytes          passed          1 of 1" in out
     place = out.index("idle_ms             failed          0 of 1")
-    assert "128 is too large: there are two workers" in out[place + 1]
+    assert "128 is wrong: there are two workers" in out[place + 1]
     assert out[place + 2].startswith("  hint: ") and "64" not in out[place + 2]
     assert out[-1] == "solution.py: 1 of 11 points"
 
@@ -35,8 +37,23 @@ def test_json_is_for_a_grade_book(tmp_path, capsys):
     assert main(["grade", str(tmp_path / "a.py"), "--json"]) == 1
     row = json.loads(capsys.readouterr().out)
     assert (row["file"], row["points"], row["of"], row["faults"]) == ("a.py", 1, 8, [])
+    grown = row["exercises"][2]
     facts = {"chapter": 3, "exercise": "grown", "verdict": "passed", "points": 1, "of": 1, "failures": [], "hint": ""}
-    assert row["exercises"][2] == facts
+    assert {name: grown[name] for name in facts} == facts
+    assert grown["parts"] == [{"part": questions()[3]["grown"]["about"], "points": 1, "of": 1}]
+
+
+def test_a_csv_has_a_row_for_each_student_and_exercise(tmp_path, capsys):
+    for student, product in (("ann", 4 / 3), ("bob", 2)):
+        (tmp_path / f"{student}.py").write_text(f"product_ratio = {product}")
+    files = [str(tmp_path / "ann.py"), str(tmp_path / "bob.py")]
+    assert main(["grade", *files, "--csv", str(tmp_path / "grades.csv")]) == 0
+    rows = list(csv.DictReader((tmp_path / "grades.csv").open()))
+    assert list(rows[0]) == ["student", "exercise", "points", "of", "seconds", "message"]
+    ann, bob = (row for row in rows if row["exercise"] == "product_ratio")
+    assert (ann["student"], ann["points"], ann["of"], ann["message"]) == ("ann", "1", "1", "passed")
+    assert (bob["student"], bob["points"], bob["of"]) == ("bob", "0", "1") and "2 is wrong" in bob["message"]
+    assert "not limited on this machine: " in capsys.readouterr().err
 
 
 def test_a_file_without_an_exercise_is_one_line(tmp_path, capsys):

@@ -1,24 +1,28 @@
 """The notebooks ask for what is graded, and judge it by the same checks."""
 
 import ast
+import importlib
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from solution_cases import CHAPTERS
 
 from helpers.grading import EXERCISES, grade
+from helpers.grading.cells import Cell
 from helpers.lab import checks
-from helpers.lab.checks.numbers import questions
+from helpers.lab.checks.numbers import ANSWERS, questions
 
 NOTEBOOKS = {int(path.name[:2]): path for path in (Path(__file__).parents[2] / "notebooks").glob("0[1-7]_*.ipynb")}
 WRITTEN = [exercise for exercise in EXERCISES.values() if exercise.check is not checks.number]
 
 
-def cells(chapter: int, kind: str) -> list[str]:
-    notebook = json.loads(NOTEBOOKS[chapter].read_text())
-    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == kind]
+def cells(chapter: int, kind: str, tag: str = "") -> list[str]:
+    """Sources of a notebook, of those that have a tag."""
+    found = [cell for cell in json.loads(NOTEBOOKS[chapter].read_text())["cells"] if cell["cell_type"] == kind]
+    return ["".join(cell["source"]) for cell in found if not tag or tag in cell["metadata"].get("tags", [])]
 
 
 @pytest.mark.parametrize("exercise", WRITTEN, ids=lambda exercise: exercise.name)
@@ -54,7 +58,33 @@ def test_every_exercise_asks_for_something_that_is_graded(chapter):
     assert all("(`" in item for item in several if "Write a function" not in item)
 
 
-def test_notebooks_as_they_are_handed_out_attempt_nothing():
-    for one in grade(NOTEBOOKS.values()):
-        assert {each.verdict for each in one.graded} == {"not attempted"}
-        assert one.points == 0 and one.most > 0 and one.faults == []
+@pytest.mark.parametrize("chapter", CHAPTERS.values())
+def test_cells_of_exercises_have_their_tag_and_slow_ones_define_none(chapter):
+    names = {name for name, exercise in EXERCISES.items() if exercise.chapter == chapter}
+    defined = {source: names & Cell("", source).names for source in cells(chapter, "code")}
+    marked = cells(chapter, "code", "exercise")
+    assert set().union(*(defined[source] for source in marked)) == names
+    assert all(source in marked for source, own in defined.items() if "NotImplementedError" in source and own)
+    assert not any(defined[source] for source in cells(chapter, "code", "slow"))
+
+
+@pytest.mark.parametrize("exercise", WRITTEN, ids=lambda exercise: exercise.name)
+def test_what_an_exercise_is_to_be_written_without_exists(exercise):
+    for piece in exercise.without:
+        where, name = (piece if piece.startswith("torch.") else f"helpers.{piece}").rsplit(".", 1)
+        assert callable(getattr(importlib.import_module(where), name))
+
+
+def test_a_wrong_number_is_told_without_the_right_one():
+    for name, answer in tomllib.loads(ANSWERS.read_text()).items():
+        right = [eval(end) for end in ([answer["right"]] if isinstance(answer["right"], str) else answer["right"])]
+        for given in (0.7 * right[0] - 0.3, 1.4 * right[-1] + 0.3):
+            about = checks.number(given, name).lines[0][1].rpartition(": ")[2]
+            assert about == f"{given:g} is wrong"
+
+
+@pytest.mark.parametrize("chapter", [6, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 3, 4, 5, 7))])
+def test_a_notebook_as_it_is_handed_out_runs_and_attempts_nothing(chapter):
+    (one,) = grade([NOTEBOOKS[chapter]])
+    assert {each.verdict for each in one.graded} == {"not attempted"}
+    assert one.points == 0 and one.most > 0 and one.faults == []
