@@ -40,7 +40,7 @@ def test_json_is_for_a_grade_book(tmp_path, capsys):
     grown = row["exercises"][2]
     facts = {"chapter": 3, "exercise": "grown", "verdict": "passed", "points": 1, "of": 1, "failures": [], "hint": ""}
     assert {name: grown[name] for name in facts} == facts
-    assert grown["parts"] == [{"part": questions()[3]["grown"]["about"], "points": 1, "of": 1}]
+    assert grown["parts"] == [{"part": questions()[3]["grown"], "points": 1, "of": 1}]
 
 
 def test_a_csv_has_a_row_for_each_student_and_exercise(tmp_path, capsys):

@@ -158,9 +158,7 @@ def packed_attention(
         shape = (1, 2, int(offsets[-1]), 16)
         return [torch.randn(shape, generator=generator).to(device).requires_grad_() for _ in range(3)]
 
-    def alone(*tensors: Tensor) -> Tensor:
-        parts = zip(*(tensor.split(lengths, dim=2) for tensor in tensors), strict=True)
-        return torch.cat([F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in parts], dim=2)
+    alone = partial(_alone, lengths)
 
     def gradients(attention: Callable[..., Tensor], *more: Any) -> tuple[Tensor, ...]:
         tensors = inputs()
@@ -207,6 +205,12 @@ def packed_attention(
         hint = "A mask still computes the scores between documents: split first."
         about = "a NaN in one document reaches no other"
         yield Line(about, lambda: [changed(8, float("nan"))], contained, hint, conditional=True)
+
+
+def _alone(lengths: list[int], *tensors: Tensor) -> Tensor:
+    """Causal attention of q, k and v (1, heads, T, head_dim), of each document by itself."""
+    parts = zip(*(tensor.split(lengths, dim=2) for tensor in tensors), strict=True)
+    return torch.cat([F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in parts], dim=2)
 
 
 def _each_once(groups: list[list[int]], count: int) -> tuple[bool, str]:

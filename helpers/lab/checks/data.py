@@ -71,13 +71,7 @@ def tar_read(Shard: Callable[[str], Any], seed: int = 0) -> Iterator[Line]:
     """`Shard(path).read(positions)` of a tar with its index (N, 2), offsets and sizes, beside it in `path`.npy."""
     random = np.random.default_rng(seed)
     contents = [random.bytes(int(size)) for size in random.integers(1, 3000, 60)]
-    with BytesIO() as file:
-        with tarfile.open(fileobj=file, mode="w") as tar:
-            for number, data in enumerate(contents):
-                member = tarfile.TarInfo(f"{number:08d}.bin")
-                member.size = len(data)
-                tar.addfile(member, BytesIO(data))
-        whole = file.getvalue()
+    whole = _tar(contents)
     with tarfile.open(fileobj=BytesIO(whole)) as tar:
         index = np.array([(member.offset_data, member.size) for member in tar])
 
@@ -132,6 +126,16 @@ def tar_read(Shard: Callable[[str], Any], seed: int = 0) -> Iterator[Line]:
     yield Line(about, mixed, partial(near, scattered), hint, conditional=True)
     hint = "What is the first of no positions?"
     yield Line("read([]) gives none", nothing, partial(right, []), hint, conditional=True)
+
+
+def _tar(contents: Sequence[bytes]) -> bytes:
+    file = BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for number, data in enumerate(contents):
+            member = tarfile.TarInfo(f"{number:08d}.bin")
+            member.size = len(data)
+            tar.addfile(member, BytesIO(data))
+    return file.getvalue()
 
 
 def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:

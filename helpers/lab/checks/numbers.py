@@ -3,6 +3,7 @@
 What is right, and the slips that lead to other numbers, are among a checkout's solutions, which no handout has.
 """
 
+import contextlib
 import functools
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,22 +18,25 @@ ANSWERS = project_root() / "data" / "solutions" / "answers.toml"
 
 
 @functools.cache
-def questions() -> dict[int, dict[str, dict[str, str]]]:
-    """By chapter and name: what is asked (`about`), and a hint."""
+def questions() -> dict[int, dict[str, str]]:
+    """What is asked, by chapter and name."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return {int(chapter): entries for chapter, entries in table.items()}
 
 
 @functools.cache
 def _answers() -> dict[str, dict[str, Any]]:
-    """By name: `right`, maybe `tolerance`, and by wrong number what was overlooked."""
-    return tomllib.loads(ANSWERS.read_text(encoding="utf-8"))
+    """By name: `right`, `hint`, maybe `tolerance`, and by wrong number what was overlooked; empty in a handout."""
+    with contextlib.suppress(OSError):
+        return tomllib.loads(ANSWERS.read_text(encoding="utf-8"))
+    return {}
 
 
 @Checker
 def number(given: Any, name: str) -> Iterator[Line]:
     """A number by its name among the questions; None is not attempted."""
     question = next(entries[name] for entries in questions().values() if name in entries)
+    answer = dict(_answers().get(name, {}))
 
     def value() -> float:
         if given is None:
@@ -44,15 +48,15 @@ def number(given: Any, name: str) -> Iterator[Line]:
         return ends[0] - tolerance * abs(ends[0]) <= value <= ends[-1] + tolerance * abs(ends[-1])
 
     def judge(value: float) -> tuple[bool, str]:
-        if not ANSWERS.is_file():
+        if not answer:
             return False, f"{value:g} is judged where it is graded"
-        slips = dict(_answers()[name])
+        slips = dict(answer)
         if within(value, slips.pop("right"), slips.pop("tolerance", TOLERANCE)):
             return True, f"{value:g}"
         slip = next((f": {why}" for wrong, why in slips.items() if within(value, wrong)), "")
         return False, f"{value:g} is wrong{slip}"
 
-    yield Line(question["about"], value, judge, question["hint"])
+    yield Line(question, value, judge, answer.pop("hint", ""))
 
 
 def numbers(chapter: int, names: Mapping[str, Any]) -> Check:
