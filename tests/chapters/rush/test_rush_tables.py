@@ -68,7 +68,9 @@ def test_what_does_not_fit_is_a_row_and_both_sides_then_have_a_smaller_batch(mon
 def test_a_profiled_steps_kinds_add_up_to_it_and_products_are_counted_by_shape():
     setup = Setup(model="tiny", sequence=64)
     rows = pd.DataFrame(profiled(setup))
-    assert set(rows["kind"]) <= set(KINDS) and rows["share"].sum() == pytest.approx(1, abs=0.25)
+    assert (
+        set(rows["kind"]) <= set(KINDS) and rows["share"].sum() > 0.99
+    )  # more where the profiled step was the slower one
     products = rows[rows["kind"] == PRODUCTS]
     counted = sum(row.tflops * row.ms * 1e9 for row in products.itertuples() if row.shape.count("×") == 2)
     at_most = flops_per_token("tiny", 64) * 64  # with attention, whose products are not in these
