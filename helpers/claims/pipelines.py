@@ -43,7 +43,7 @@ def formats(rows: pd.DataFrame) -> SimpleNamespace:
         mapped=speedup("mapped"),
         largest_shards=largest("webdataset by index", "tfrecord"),
         largest_mapped=largest("mapped"),
-        random_shards=largest("webdataset by index", "tfrecord", case=RANDOM),
+        random_shards=largest("webdataset by index", case=RANDOM),
         random_mapped=largest("mapped", case=RANDOM),
         files_us=SimpleNamespace(cold=us("files", COLD), warm=us("files", WARM)),
         tar_us=SimpleNamespace(cold=us("webdataset by index", COLD), warm=us("webdataset by index", WARM)),

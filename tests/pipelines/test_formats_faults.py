@@ -18,6 +18,7 @@ from helpers.pipelines.formats.table import read
 
 HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
 SHARDED = [name for name in HERE if name in ("webdataset", "tfrecord")]
+SUMMED = [name for name in HERE if name != "tfrecord"]  # its library verifies no checksum
 INDEX = {"files": "labels.csv", "webdataset": "00001.index", "tfrecord": "00001.tfindex"}
 COUNT = 12
 
@@ -68,7 +69,7 @@ def flip(file, at):
     file.write_bytes(raw)
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", SUMMED)
 def test_a_flipped_bit_is_named(name, copy):
     folder = copy(name)
     file = file_with(folder, name, 5)
@@ -81,6 +82,15 @@ def test_a_flipped_bit_is_named(name, copy):
         reader[5]
     assert reader[6].key == "photo 6"
     assert len(list(FORMATS[name].open_(folder, verify=False).stream())) == COUNT
+
+
+@pytest.mark.skipif("tfrecord" not in HERE, reason="tfrecord is not installed")
+@pytest.mark.parametrize("byte", range(8))  # of the first record's length
+def test_a_record_that_the_library_cannot_read_is_named(byte, copy):
+    file = file_with(copy("tfrecord"), "tfrecord", 4)
+    flip(file, byte)
+    with pytest.raises(FormatError, match=f"{file}, sample 4: the tfrecord library can't read it"):
+        FORMATS["tfrecord"].open_(file.parent)[4]
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -96,18 +106,18 @@ def test_a_file_that_is_cut_anywhere_is_named(name, share, copy):
         list(FORMATS[name].open_(folder).stream())
 
 
-@pytest.mark.parametrize("name", SHARDED)
-def test_a_missing_index_is_refused_or_built_as_asked(name, copy, originals):
-    folder = copy(name)
-    (folder / INDEX[name]).unlink()
-    with pytest.raises(FormatError, match=f"{INDEX[name]}: .*(No such file|not found)"):
-        FORMATS[name].open_(folder)
-    built = FORMATS[name].open_(folder, index="build")
+@pytest.mark.skipif("webdataset" not in HERE, reason="webdataset is not installed")
+def test_a_missing_index_is_refused_or_built_as_asked(copy, originals):
+    folder, open_ = copy("webdataset"), FORMATS["webdataset"].open_
+    (folder / "00001.index").unlink()
+    with pytest.raises(FormatError, match=r"00001\.index: .*No such file"):
+        open_(folder)
+    built = open_(folder, index="build")
     assert [sample.data.tobytes() for sample in built.stream()] == [sample.data.tobytes() for sample in SAMPLES]
     assert built.labels.tolist() == [sample.label for sample in SAMPLES]
     assert list(built.keys) == [sample.key for sample in SAMPLES]
-    assert (folder / INDEX[name]).read_bytes() == (originals / name / INDEX[name]).read_bytes()
-    assert len(FORMATS[name].open_(folder)) == COUNT  # it is kept
+    assert (folder / "00001.index").read_bytes() == (originals / "webdataset" / "00001.index").read_bytes()
+    assert len(open_(folder)) == COUNT  # it is kept
 
 
 @pytest.mark.parametrize("name", SHARDED)
@@ -115,11 +125,8 @@ def test_a_shard_that_is_gone_is_named(name, copy):
     folder = copy(name)
     shard = file_with(folder, name, 5)
     shard.unlink()
-    for gone in (None, folder / INDEX[name]):
-        if gone:
-            gone.unlink()
-        with pytest.raises(FormatError, match=f"{shard.name}: .*No such file"):
-            FORMATS[name].open_(folder)
+    with pytest.raises(FormatError, match=f"{shard.name}: .*No such file"):
+        FORMATS[name].open_(folder)
 
 
 def test_a_wrong_magic_number_is_named(copy):
@@ -159,7 +166,6 @@ def test_an_error_crosses_from_a_worker(copy):
         ("files", b"file,label,key,bytes,crc32\r\n0/a.jpg,1,a,1,-1\r\n"),
         ("webdataset", b"{"),
         ("tfrecord", b"0 one\n"),
-        ("tfrecord", b""),
     ],
 )
 def test_an_index_that_is_none_is_named(name, content, copy):

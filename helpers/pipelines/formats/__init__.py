@@ -11,9 +11,9 @@
 files       open, read, close          the same, each             from the table           replace its file
 webdataset  one read at an offset      one file a shard           from the index           write its shard
 mapped      page faults                the same, read ahead       from the table           write the file
-tfrecord    one read, one parse        one file a shard, parsed   by reading every one     write its shard
+tfrecord    its shard up to it         one file a shard, parsed   by reading every one     write its shard
 
-Damaged data raises a `FormatError` that names file, sample and reason.
+Damaged data raises a `FormatError` that names file, sample and reason; tfrecord's library verifies no checksum.
 """
 
 from types import ModuleType
