@@ -38,17 +38,16 @@ class DeviceClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device.index if device.index is not None else torch.cuda.current_device()
-        self._streams: dict[tuple, torch.cuda.Stream] = {}
+        self._device = device
         torch.cuda.synchronize(self._device)
         self._anchor = self.mark()
         self.unix_ns = time.time_ns()
-        self._anchor_ns = 0  # the anchor's time, since unix_ns
+        self._anchor_ns = 0.0  # the anchor's time, since unix_ns
         torch.cuda.synchronize(self._device)
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream())
+        event.record()
         return event
 
     def wait(self) -> None:
@@ -60,26 +59,13 @@ class DeviceClock:
         The marks must be done, and in the order in which they were taken. A mark on another stream that the device
         passed before the preceding mark gets that one's time.
 
-        Each event is read relative to the first of its step, and that one relative to the last of the previous step:
+        Each event is read relative to the first of its step, and that one relative to the first of the previous step:
         the driver returns differences in fp32 milliseconds, which are exact to a microsecond for some seconds only.
         """
         start = self._anchor_ns + self._anchor.elapsed_time(marks[0]) * 1e6
-        since = [0.0, *(marks[0].elapsed_time(mark) * 1e6 for mark in marks[1:])]
-        times = np.maximum.accumulate(np.rint(start + np.array(since)).astype(np.int64))
-        last = max(range(len(marks)), key=since.__getitem__)
-        self._anchor, self._anchor_ns = marks[last], int(times[last])
-        return times
-
-    def _stream(self) -> torch.cuda.Stream:
-        """What `torch.cuda.current_stream` returns, without making a new object each time.
-
-        `_cuda_getCurrentStream` is the private function that it is built on: (stream id, device index, device type).
-        """
-        key = torch._C._cuda_getCurrentStream(self._device)
-        if key not in self._streams:
-            stream, device, kind = key
-            self._streams[key] = torch.cuda.Stream(stream_id=stream, device_index=device, device_type=kind)
-        return self._streams[key]
+        self._anchor, self._anchor_ns = marks[0], start
+        times = start + np.array([0.0, *(marks[0].elapsed_time(mark) * 1e6 for mark in marks[1:])])
+        return np.maximum.accumulate(np.rint(times).astype(np.int64))
 
 
 class SavedBytes:
@@ -95,13 +81,13 @@ class SavedBytes:
         self._without = {_storage(tensor)[0] for tensor in without}
         self._saved: dict[int, Tensor] = {}  # by address, which isn't reused while this holds the tensor
         self._hooks: saved_tensors_hooks | None = None
-        self._stack: Sequence[int] = []
+        self._running: Sequence[Any] = []
 
-    def open(self, stack: Sequence[int]) -> None:
-        """Begin to count; the caller keeps in `stack` the indices of the modules that are running."""
+    def open(self, running: Sequence[Any]) -> None:
+        """Begin to count; the caller keeps in `running` the step and the modules that run, each with its `module`."""
         # A private query: hooks can't be entered where torch.autograd.graph.disable_saved_tensors_hooks is in force.
         if self._hooks is None and _autograd._saved_tensors_hooks_is_enabled():
-            self._stack = stack
+            self._running = running
             self._hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
             self._hooks.__enter__()
 
@@ -116,7 +102,7 @@ class SavedBytes:
         if address not in self._without and address not in self._saved:
             self._saved[address] = tensor
             self.total_bytes += size
-            self.module_bytes[list(set(self._stack))] += size
+            self.module_bytes[list({span.module for span in self._running[1:]})] += size
         return tensor
 
 

@@ -8,12 +8,14 @@
             optimizer.zero_grad()
             profiler.step()
     profiler.summary()
-    profiler.to_perfetto("trace.json.gz")
 
 Times are device times: from the end of the work queued before a module to the end of the module's work. On CUDA they
-are taken with events, and nothing waits inside a step; on the CPU with the host's clock. `recorder` explains how
-backward is timed. A module called twice in a step counts twice. What activation checkpointing recomputes within
-backward counts as `recompute`, not as backward.
+are taken with events, and nothing waits inside a step; on the CPU with the host's clock. A module called twice in a
+step counts twice. What activation checkpointing recomputes within backward counts as `recompute`, not as backward.
+Where torch.profiler records too, each call of a module is a range in its trace, under the module's name.
+
+Backward is timed from one tensor that modules pass on to the next: `recorder` says whose it is. Spans of backward are
+not exact for operations in place on views, and for what a module computes without passing it on.
 
 Memory is measured in warm-up steps, whose times don't count: a query takes the host longer than most modules take.
 Without a warm-up step it is not known (NaN).
@@ -21,44 +23,49 @@ Without a warm-up step it is not known (NaN).
                         each storage once, for the module that saved it first, without parameters and buffers.
     peak_mib            on CUDA: the peak of allocated memory during a forward call, above what was allocated when it
                         began; the maximum over its calls. The CPU's allocator keeps no total, so there it is NaN.
-    backward_peak_mib   the same during its backward.
 A warm-up step resets `torch.cuda`'s peak statistics: `max_memory_allocated()` counts from the last one on.
 
-Cost: 10 to 25 µs of the host's time for a module call with its backward, so under 5 % of a step of 20 ms in which 40
-modules are called; no GPU time as long as the host stays ahead of it; nothing in steps that the schedule leaves out.
+Cost: 15 to 25 µs of the host's time for a module call with its backward; no GPU time as long as the host stays ahead
+of it; nothing in steps that the schedule leaves out.
 
 Limits: a compiled model runs without hooks, and is refused. Under `no_grad`, `nn.TransformerEncoderLayer` leaves its
 fused path while a module has hooks. Work on a side stream counts once the current stream waits for it.
 """
 
-import gzip
-import json
 import sys
 import weakref
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerAction, schedule
 
-from ..lab import files
 from ..lab.memory import MIB
 from .meters import DeviceClock, HostClock, SavedBytes
-from .recorder import Recorder
-from .spans import BACKWARD, FORWARD, RECOMPUTE, STEP, Step, summary
+from .recorder import BACKWARD, FORWARD, RECOMPUTE, STEP, Recorder, Span
 
 _profiled: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 Schedule = Callable[[int], ProfilerAction]
 # The first step of most loops is slower: libraries choose their kernels, and the optimizer makes its state.
 DEFAULT_SCHEDULE = schedule(wait=1, warmup=1, active=20, repeat=1)
+KINDS = (FORWARD, BACKWARD, RECOMPUTE)
+COLUMNS = ["calls", *(f"{kind}_ms" for kind in KINDS), "total_ms", "self_ms"]
 
-# The trace of `to_perfetto`: one process, three tracks.
-PROCESS = 1
-TRACKS = {STEP: 1, FORWARD: 2, BACKWARD: 3, RECOMPUTE: 3}
+
+@dataclass
+class Step:
+    """A profiled step."""
+
+    saved: SavedBytes | None = None  # of a warm-up step only, as are the levels
+    levels: list[tuple[float, float]] = field(default_factory=list)  # for each mark: bytes now, peak since the last
+    spans: list[Span] = field(default_factory=list)  # the step's, then those inside it, parents first
+    marks: list[Any] = field(default_factory=list)
+    times_ns: np.ndarray | None = None  # of each mark, once they have been read
 
 
 class ModuleProfiler:
@@ -67,7 +74,7 @@ class ModuleProfiler:
     `schedule` is a function from a step's number to a `torch.profiler.ProfilerAction`, as `torch.profiler.schedule`
     makes it. By default: one step left out, one for memory, twenty recorded, the rest left out. A recorded step of 100
     module calls takes some 100 kB of the host's memory.
-    `name` is what the model is called in the table and in the trace.
+    `name` is what the model is called in the table.
     """
 
     def __init__(self, model: nn.Module, name: str = "model", schedule: Schedule = DEFAULT_SCHEDULE) -> None:
@@ -79,37 +86,35 @@ class ModuleProfiler:
             raise ValueError(f"{name!r} has no parameters, so nothing in it is trained: pass the model that holds it")
         self.name = name
         self._schedule = schedule
-        self._model, self._modules, self._paths = model, list(named.values()), list(named)
-        self._types = [type(module).__name__ for module in self._modules]
-        self._recorder = Recorder(self._modules)
+        self._model, self._modules = model, named
+        self._recorder = Recorder(named)
         self._inside = False
         self._number = 0  # of the running step
-        self._running: Step | None = None
+        self._running = Step()
         self._steps: list[Step] = []
 
     def __enter__(self) -> "ModuleProfiler":
-        if not _profiled.isdisjoint(self._modules):
+        if not _profiled.isdisjoint(self._modules.values()):
             raise RuntimeError(f"{self.name!r} is being profiled already: leave that with block first")
         self._device = _device(self.name, self._tensors())
         self._clock = DeviceClock(self._device) if self._device.type == "cuda" else HostClock()
         self._steps, self._number, self._inside = [], 0, True
         self._begin()
-        _profiled.update(self._modules)
+        _profiled.update(self._modules.values())
         return self
 
     def __exit__(self, *exception: Any) -> None:
         """Removes the hooks. The step that was not ended by `step()` is dropped."""
         self._recorder.detach()
         self._inside = False
-        _profiled.difference_update(self._modules)
+        _profiled.difference_update(self._modules.values())
 
     def step(self) -> None:
         """End the step that is running and begin the next."""
         if not self._inside:
             raise RuntimeError("step() outside of the with block: call it inside, at the end of each iteration")
-        log = self._recorder.stop()
-        if log is not None:
-            self._running.log = log
+        if self._recorder.stop():
+            self._running.spans, self._running.marks = self._recorder.spans, self._recorder.marks
             self._steps.append(self._running)
         self._number += 1
         self._begin()
@@ -123,38 +128,30 @@ class ModuleProfiler:
         do). `share` is `total_ms` as a fraction of the step.
         `.attrs` has the device, the number of steps, and the median, p20 and p80 of their times.
         """
-        recorded = self._recorded()
+        recorded, paths = self._recorded(), list(self._modules)
+        times = np.array([_times(step, len(paths)) for step in recorded]) / [1, *[1e6] * 5]  # (steps, modules + 2, 6)
+        p20, middle, p80 = np.percentile(times[:, -1, -1], [20, 50, 80])
+        typical = (p20 <= times[:, -1, -1]) & (times[:, -1, -1] <= p80)
+        medians = median or not typical.any()  # of two steps, which have none between them, medians are means
+        values = np.median(times, axis=0) if medians else times[typical].mean(axis=0)
+        table = pd.DataFrame(values, columns=COLUMNS)
+        table.loc[len(paths) :, "calls"] = np.nan
+        table.insert(0, "module", [*paths, "outside", "step"])
+        table.insert(1, "type", [*(type(module).__name__ for module in self._modules.values()), "", ""])
+        table["share"] = table["total_ms"] / table["total_ms"].iloc[-1]
         warmups = [step for step in self._steps if step.saved is not None]
-        table = summary(recorded, warmups[-1] if warmups else None, self._paths, self._types, median)
+        nothing = np.full((2, len(table)), np.nan)
+        table["activation_mib"], table["peak_mib"] = _memory(warmups[-1], len(paths)) if warmups else nothing
+        table.attrs = {"steps": len(recorded), "median_ms": float(middle), "p20_ms": float(p20), "p80_ms": float(p80)}
         table.attrs["device"] = str(self._device)
         return table
-
-    def to_perfetto(self, path: str | Path) -> Path:
-        """Write the profiled steps as a trace for ui.perfetto.dev and chrome://tracing; gzipped if `path` ends in .gz.
-
-        Chrome's trace-event format: three tracks (steps, forward, backward) of properly nested spans, and on CUDA the
-        memory of warm-up steps as a counter. Recomputation by checkpointing is shown in the backward track. The file is
-        written completely or not at all.
-        """
-        path = Path(path)
-        self._recorded()
-        events = []
-        for step in self._steps:
-            events += _span_events(step, self._paths, self._types)
-            if self._device.type == "cuda":
-                events += _level_events(step)
-        events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))  # enclosing spans before those inside
-        events = _track_names(f"{self.name} on {self._device}") + events
-        trace = {"displayTimeUnit": "ms", "baseTimeNanoseconds": self._clock.unix_ns, "traceEvents": events}
-        data = json.dumps(trace, separators=(",", ":"), allow_nan=False).encode()
-        return files.write(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
     def _begin(self) -> None:
         action = self._schedule(self._number)
         if action is ProfilerAction.NONE:
             self._recorder.detach()
             return
-        self._running = step = Step(self._number)
+        self._running = step = Step()
         if action is ProfilerAction.WARMUP:
             step.saved = SavedBytes(self._tensors(), len(self._modules))
             self._recorder.start(self._memory_mark(step), step.saved)
@@ -187,7 +184,7 @@ class ModuleProfiler:
         if unread:
             self._clock.wait()
             for step in unread:
-                step.read(self._clock.read([entry[1] for entry in step.log]))
+                step.times_ns, step.marks = self._clock.read(step.marks), []
         recorded = [step for step in self._steps if step.saved is None]
         if not recorded:
             remedy = "run more steps (three by the default schedule), or change the schedule"
@@ -213,29 +210,40 @@ def _device(name: str, tensors: list[Tensor]) -> torch.device:
     return torch.device(devices[0])
 
 
-def _track_names(title: str) -> list[dict[str, Any]]:
-    events = [{"ph": "M", "name": "process_name", "pid": PROCESS, "tid": 0, "args": {"name": title}}]
-    for kind in (STEP, FORWARD, BACKWARD):
-        events.append({"ph": "M", "name": "thread_name", "pid": PROCESS, "tid": TRACKS[kind], "args": {"name": kind}})
-    return events
+def _times(step: Step, modules: int) -> np.ndarray:
+    """(modules + 2, COLUMNS): of each module, outside of all and of the step; in nanoseconds, which add up exactly.
+
+    A span's own time is its duration without the spans inside it.
+    """
+    took = {span: int(step.times_ns[span.end] - step.times_ns[span.begin]) for span in step.spans}
+    own = dict(took)
+    for span in step.spans[1:]:
+        own[span.parent] -= took[span]
+    table = np.zeros((modules + 2, len(COLUMNS)))
+    calls, total, alone = COLUMNS.index("calls"), COLUMNS.index("total_ms"), COLUMNS.index("self_ms")
+    whole, *inside = step.spans
+    table[-2, [total, alone]], table[-1, [total, alone]] = own[whole], took[whole]
+    for span in inside:
+        kind = 1 + KINDS.index(span.kind)
+        table[span.module, calls] += span.kind == FORWARD
+        table[span.module, alone] += own[span]
+        table[-1, kind] += own[span]
+        enclosing, around = set(), span
+        while around.parent is not None:
+            if around.kind == span.kind:
+                enclosing.add(around.module)  # once, even if a module calls itself
+            around = around.parent
+        table[np.ix_(list(enclosing), [kind, total])] += own[span]
+    return table
 
 
-def _span_events(step: Step, paths: list[str], types: list[str]) -> list[dict[str, Any]]:
-    events = []
-    about: dict[str, Any]
-    for span in step.spans:
-        if span.kind == STEP:
-            name, about = f"step {step.number}", {"recorded": step.saved is None}
-        else:
-            name, about = paths[span.module], {"type": types[span.module]}
-        begin, end = step.times_ns[span.begin] / 1000, step.times_ns[span.end] / 1000  # µs, the unit of the format
-        event = {"ph": "X", "name": name, "cat": span.kind, "pid": PROCESS, "tid": TRACKS[span.kind]}
-        events.append(event | {"ts": begin, "dur": end - begin, "args": {"step": step.number, **about}})
-    return events
-
-
-def _level_events(step: Step) -> list[dict[str, Any]]:
-    """Events of the memory counter; of several levels at one time, the last."""
-    levels = {int(time): level for time, (level, _) in zip(step.times_ns, step.levels, strict=False)}
-    common = {"ph": "C", "name": "allocated (MiB)", "pid": PROCESS, "tid": 0}
-    return [common | {"ts": time / 1000, "args": {"mib": level / MIB}} for time, level in levels.items()]
+def _memory(warmup: Step, modules: int) -> np.ndarray:
+    """MiB (2, modules + 2): saved for backward, peak of a forward call; for each module, outside and the step."""
+    levels, peaks = np.array(warmup.levels, float).T  # at each mark, and the highest since the mark before
+    risen = np.full(modules + 2, 0.0 * peaks[0])  # NaN where peaks are not known
+    for span in warmup.spans:
+        if span.kind in (FORWARD, STEP):
+            rise = peaks[span.begin + 1 : span.end + 1].max() - levels[span.begin]
+            risen[span.module] = np.maximum(risen[span.module], rise)  # the step's module is −1
+    risen[-2] = np.nan
+    return np.array([[*warmup.saved.module_bytes, np.nan, warmup.saved.total_bytes], risen]) / MIB

@@ -100,7 +100,6 @@ def test_peak_is_what_a_call_needs_above_where_it_began():
     assert table.peak_mib["model.0"] == pytest.approx(64, abs=5)
     assert table.peak_mib["model.1"] == pytest.approx(256, abs=5)
     assert table.peak_mib["model"] == pytest.approx(260, abs=5)
-    assert table.backward_peak_mib["model.1"] < 32
     assert table.peak_mib["step"] >= table.peak_mib["model"]
     assert table.activation_mib["model"] == pytest.approx(8, abs=0.1)  # x, and what the first returned
 
@@ -119,7 +118,7 @@ def test_peak_statistics_count_again_after_the_warm_up():
     assert torch.cuda.max_memory_allocated() >= before
 
 
-def test_the_trace_has_real_times_that_nest(tmp_path):
+def test_steps_have_real_times_one_after_the_other():
     model, x = products(1024), torch.randn(1024, 1024, device="cuda")
     began = time.time_ns()
     profiler, _ = profiled(model, lambda: model(x).sum().backward())
@@ -127,7 +126,6 @@ def test_the_trace_has_real_times_that_nest(tmp_path):
     times = [step.times_ns for step in profiler._steps]
     assert began <= profiler._clock.unix_ns + times[0][0] <= profiler._clock.unix_ns + times[-1][-1] <= ended
     assert all(earlier[-1] <= later[0] for earlier, later in itertools.pairwise(times))
-    assert profiler.to_perfetto(tmp_path / "trace.json.gz").stat().st_size > 0
 
 
 @pytest.mark.alone

@@ -18,7 +18,7 @@ class FakeEvent:
     def __init__(self, enable_timing):
         assert enable_timing
 
-    def record(self, stream):
+    def record(self):
         self.at = time.perf_counter_ns()
 
     def elapsed_time(self, other):
@@ -29,9 +29,8 @@ class FakeEvent:
 def waits(monkeypatch):
     """What the profiler asks of torch.cuda, answered by the host; its waits are counted."""
     waits = []
-    answers = {"Event": FakeEvent, "Stream": dict, "current_device": lambda: 0, "synchronize": waits.append}
+    answers = {"Event": FakeEvent, "synchronize": waits.append}
     monkeypatch.setattr(meters.torch, "cuda", SimpleNamespace(**answers))
-    monkeypatch.setattr(meters.torch._C, "_cuda_getCurrentStream", lambda device: (7, device, 1), raising=False)
     monkeypatch.setattr(module_profiler, "HostClock", lambda: meters.DeviceClock(torch.device("cuda")))
     return waits
 
