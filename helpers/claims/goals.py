@@ -18,10 +18,7 @@ from ..lab.records.values import FAILS, HOLDS, NOT_MEASURED, Number, Verdict, de
 CHAPTERS = ("summary", "amp", "batching", "profiling", "swiglu", "rush", "pipelines", "compilers")  # 0 to 7
 
 # table -> those that its claims read beside it
-BESIDE = {
-    "swiglu/peers": ("swiglu/ceilings",),
-    "rush/ladder": ("swiglu/ceilings", "rush/pairs", "rush/loading", "rush/peers", "rush/allocator"),
-}
+BESIDE = {"swiglu/peers": ("swiglu/ceilings",), "rush/ladder": ("swiglu/ceilings", "rush/pairs", "rush/peers")}
 
 
 @dataclass(frozen=True)

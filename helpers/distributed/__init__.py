@@ -1,4 +1,4 @@
-"""One training loop on many real ranks by DDP, ZeRO-2, ZeRO-3 or tensor parallelism, on GPUs (nccl) or CPUs (gloo).
+"""One training loop on many real ranks by DDP, ZeRO-2 or ZeRO-3, on GPUs (nccl) or CPUs (gloo).
 
 measure([Job(strategy="ddp"), Job(strategy="zero3")], ranks=2)
 """

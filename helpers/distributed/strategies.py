@@ -5,7 +5,6 @@ Bytes a rank stores for P parameters in fp32 with AdamW over n ranks, and bytes 
     ddp     16P                          8P       one all-reduce of the gradients (a scatter and a gather)
     zero2   16P/n + 2P in bf16           6P       one gather of bf16 parameters, one scatter of fp32 gradients
     zero3   16P/n + two blocks in bf16   8P       the gather twice
-    tp      16P/n                        grows with tokens, not with P: see `tensor_parallel`
 """
 
 import contextlib
@@ -17,15 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import implicit_replication
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
 from torch.nn.parallel import DistributedDataParallel
 
 from ..lab.arguments import check_at_least, check_choice
@@ -37,14 +28,12 @@ from ..training.checkpointing import checkpoint_with
 CHOICES = {
     # single: one rank. ddp: each rank has everything, gradients are averaged. zero2: gradients and optimizer state are
     # sharded, parameters are gathered once a pass. zero3: parameters are sharded too, gathered before each use and
-    # freed after it. tp: each rank has a part of every layer's heads and channels.
-    "strategy": ("single", "ddp", "zero2", "zero3", "tp"),
+    # freed after it.
+    "strategy": ("single", "ddp", "zero2", "zero3"),
     "backend": ("gloo", "nccl"),
     "precision": ("fp32", "amp-bf16"),
     "checkpointing": ("none", "full", "selective"),
 }
-SEQUENCE, CHANNELS = Shard(1), Shard(-1)  # of (B, T, C)
-
 # The parameter's name changed in torch 2.13.
 SYNC_BUFFERS = (
     "forward_sync_buffers"
@@ -87,26 +76,14 @@ class Job:
             raise ValueError(f"sequence is {self.sequence}; {self.model} has {longest} positions")
         if self.strategy == "single" and ranks != 1:
             raise ValueError(f"strategy 'single' has one rank, not {ranks}")
-        groups = self.data_ranks(ranks)
-        if self.batch % (groups * self.accumulate):
-            product = f"{groups * self.accumulate}: {groups} ranks × {self.accumulate} micro-batches"
+        if self.batch % (ranks * self.accumulate):
+            product = f"{ranks * self.accumulate}: {ranks} ranks × {self.accumulate} micro-batches"
             raise ValueError(f"batch is {self.batch}; it must be a multiple of {product}")
-        if self.strategy == "tp":
-            split = {name: sizes[name] for name in ("heads", "kv_heads", "feedforward_size", "vocab_size")}
-            for name, size in (split | {"sequence": self.sequence}).items():
-                if size % ranks:
-                    raise ValueError(
-                        f"{name} is {size}; tensor parallelism over {ranks} ranks needs a multiple of {ranks}"
-                    )
         if self.backend == "nccl":
             if reason := missing_because("CUDA"):
                 raise ValueError(f"backend 'nccl' {reason}, and this machine has none; 'gloo' runs on the CPU")
             if (gpus := torch.cuda.device_count()) < ranks:
                 raise ValueError(f"backend 'nccl' needs a GPU for each rank: {ranks} ranks, {gpus} GPUs")
-
-    def data_ranks(self, ranks: int) -> int:
-        """The number of data-parallel ranks, each with sequences of its own."""
-        return 1 if self.strategy == "tp" else ranks
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -132,9 +109,7 @@ def build_model(
         )
     tied = model.head.weight is model.embedding.weight
     model.checkpoint = checkpoint_with(job.checkpointing)
-    if job.strategy == "tp":
-        tensor_parallel(model, mesh)
-    elif job.strategy in ("zero2", "zero3"):
+    if job.strategy in ("zero2", "zero3"):
         shard(model, mesh, gather_again=job.strategy == "zero3", precision=job.precision)
     if lay_out_on:
         model.to_empty(device=device)
@@ -176,44 +151,6 @@ def units(model: Llama) -> list[nn.Module | list[nn.Module]]:
     if model.head.weight is model.embedding.weight:
         return [*model.layers, model]
     return [model.embedding, *model.layers, [model.norm, model.head]]
-
-
-def tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
-    """Shard the model over the mesh by heads and channels, in place. Its logits are a DTensor sharded by vocabulary.
-
-    Within a block the q, k, v, gate and up products give each rank its own heads and channels; out and down sum over
-    the ranks. Between the blocks each rank has a part of the sequence instead (Megatron's sequence parallelism), so
-    norms and residuals aren't computed n times, and each all-reduce becomes a reduce-scatter and a later all-gather, of
-    the same bytes. Cost, for a residual stream of S bytes: per block two gathers and two scatters in forward, four of
-    each with backward, each moving S·(n−1)/n. None of it overlaps with computation, as products depend on it.
-
-    Embedding and head are sharded by vocabulary, in the same way if they are tied, so that they share one shard. The
-    loss is computed on sharded logits (`loss_parallel`), which are never gathered.
-    """
-    tied = model.head.weight is model.embedding.weight
-    outside = {
-        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=SEQUENCE),
-        "norm": SequenceParallel(),
-        "head": ColwiseParallel(input_layouts=SEQUENCE, output_layouts=CHANNELS, use_local_output=False),
-    }
-    parallelize_module(model, mesh, outside)
-    for layer in model.layers:
-        block = {
-            "norm1": SequenceParallel(),
-            # x is gathered; cos, sin and the mask are replicated already
-            "attention": PrepareModuleInput(
-                input_layouts=(SEQUENCE, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
-            ),
-            **{f"attention.{name}": ColwiseParallel() for name in ("q", "k", "v")},
-            "attention.out": RowwiseParallel(output_layouts=SEQUENCE),
-            "norm2": SequenceParallel(),
-            "mlp": PrepareModuleInput(input_layouts=(SEQUENCE,), desired_input_layouts=(Replicate(),)),
-            **{f"mlp.{name}": ColwiseParallel() for name in ("gate", "up")},
-            "mlp.down": RowwiseParallel(output_layouts=SEQUENCE),
-        }
-        parallelize_module(layer, mesh, block)
-    if tied:
-        model.head.weight = model.embedding.weight
 
 
 def autocasts(job: Job) -> bool:

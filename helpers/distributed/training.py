@@ -1,6 +1,5 @@
 """The training loop of all strategies, and its row."""
 
-import contextlib
 import itertools
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import loss_parallel
 from torch.optim import Optimizer
 
 from ..lab.memory import GIB
@@ -60,11 +58,10 @@ def train_step(job: Job, model: nn.Module, optimizer: Optimizer, batches: Batche
     optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), device=batches[0][0].device)
     for number, (tokens, targets) in enumerate(batches, 1):
-        parallel = loss_parallel() if job.strategy == "tp" else contextlib.nullcontext()
-        with strategies.synchronising(model, number == len(batches)), parallel:
+        with strategies.synchronising(model, number == len(batches)):
             loss = strategies.cross_entropy(job, model, tokens, targets) / len(batches)
             loss.backward()
-        total += full(loss.detach())
+        total += loss.detach()
     return total, full(advance(optimizer, clip=job.clip))
 
 
@@ -78,9 +75,7 @@ def micro_batches(job: Job, step: int, rank: int, ranks: int, device: torch.devi
     generator = torch.Generator().manual_seed(job.seed * 1_000_003 + step)
     size = (job.batch, job.sequence + 1)
     tokens = torch.randint(preset(job.model)["vocab_size"], size, generator=generator).to(device)
-    parts = job.data_ranks(ranks)
-    local = tokens.chunk(parts)[rank % parts]
-    return [(part[:, :-1], part[:, 1:]) for part in local.chunk(job.accumulate)]
+    return [(part[:, :-1], part[:, 1:]) for part in tokens.chunk(ranks)[rank].chunk(job.accumulate)]
 
 
 def state_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:

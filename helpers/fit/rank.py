@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..distributed import Job, strategies
-from ..distributed.training import Batches, micro_batches, optimizer_of, state_bytes, train_step
+from ..distributed.training import Batches, micro_batches, optimizer_of, train_step
 from ..lab.machine import device as this_device
 from ..lab.memory import GIB, peak_memory
 from ..models.llama import preset
@@ -55,28 +55,23 @@ def counted(setup: Setup) -> list[Peak]:
     return ledger.peaks
 
 
-def rank_memory(job: Job, ranks: int, *, count: bool | None = None) -> float:
+def rank_memory(job: Job, ranks: int, *, count: bool = False) -> float:
     """The peak memory, in GiB, of a rank of `ranks` in a step after the first, which creates optimizer state.
 
     `job.batch` is that of all ranks, as in training; `job.backend` is ignored. On a GPU the peak is measured, unless
-    `count=True`; on a CPU it is counted, unless `count=False`.
+    `count=True`; on a CPU it is counted.
     """
     job.check(ranks)
-    count = this_device().type != "cuda" if count is None else count
-    return (count_rank(job, ranks).peak.bytes if count else _measured(job, ranks)) / GIB
+    counts = count or this_device().type != "cuda"
+    return (count_rank(job, ranks).peak.bytes if counts else _measured(job, ranks)) / GIB
 
 
 def _measured(job: Job, ranks: int) -> int:
     device = this_device()
     with real(job, ranks, device) as (model, optimizer, batches):
         train_step(job, model, optimizer, batches)
-        state = state_bytes(model, optimizer)
         optimizer.zero_grad()
-        memory = peak_memory(lambda: train_step(job, model, optimizer, batches))
-    if device.type == "cuda":
-        return memory.peak_bytes
-    # A CPU's peak counts from a call's start, so what is allocated before is added.
-    return state["parameter_bytes"] + state["optimizer_bytes"] + memory.added_bytes
+        return peak_memory(lambda: train_step(job, model, optimizer, batches)).peak_bytes
 
 
 def rank_peak(job: Job, ranks: int) -> Peak:
@@ -88,7 +83,7 @@ def rank_peak(job: Job, ranks: int) -> Peak:
 
 def count_rank(job: Job, ranks: int) -> Ledger:
     """The ledger of a rank's second step."""
-    ledger = Ledger(job.batch // job.data_ranks(ranks) * job.sequence // job.accumulate)
+    ledger = Ledger(job.batch // ranks * job.sequence // job.accumulate)
     with weightless(job, ranks, ledger) as (model, optimizer, batches):
         plain = getattr(model, "module", model)
         ledger.name_flat("gradients")  # before the first step only DDP has flat tensors, its buckets

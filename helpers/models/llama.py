@@ -171,8 +171,7 @@ class SwiGLU(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention: `heads` queries share `kv_heads` keys and values. The number of heads follows from the
-    projections' sizes, so that tensor parallelism, which splits them, needs no other code."""
+    """Grouped-query attention: `heads` queries share `kv_heads` keys and values."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, *, attend, rotate, fused: bool) -> None:
         super().__init__()

@@ -18,7 +18,6 @@ ON_TWO = {
     "ddp": {"accumulate": 2, "bucket_mib": 0.05},
     "zero2": {"accumulate": 2, "checkpointing": "selective"},
     "zero3": {"accumulate": 2, "checkpointing": "full"},
-    "tp": {"accumulate": 2, "checkpointing": "full"},
 }
 BF16 = "zero3, bf16"
 
@@ -58,8 +57,7 @@ def test_a_strategy_gives_the_losses_and_gradients_of_one_process(alone, runs, n
 
 def test_ranks_hold_their_share_of_parameters_gradients_and_state(runs):
     whole = 4 * sum(parameter.numel() for parameter in Llama.from_name("tiny").parameters())
-    norms = 4 * 64 * 5  # whole on every rank of tensor parallelism
-    shares = {"ddp": whole, "zero2": whole / 2, "zero3": whole / 2, "tp": (whole - norms) / 2 + norms}
+    shares = {"ddp": whole, "zero2": whole / 2, "zero3": whole / 2}
     for name, share in shares.items():
         row = runs[name]
         assert row["parameter_bytes"] == row["gradient_bytes"] == share, name
@@ -90,10 +88,9 @@ def test_a_rank_that_fails_ends_all_with_its_error(worker, ranks, message):
 @pytest.mark.parametrize(
     ("job", "ranks", "message"),
     [
-        ({"strategy": "zero4"}, 1, "strategy is 'zero4'; valid: 'single', 'ddp', 'zero2', 'zero3', 'tp'"),
+        ({"strategy": "zero4"}, 1, "strategy is 'zero4'; valid: 'single', 'ddp', 'zero2', 'zero3'"),
         ({"model": "llama"}, 1, "unknown model 'llama'; valid: tiny, llama-60m, llama-3.2-1b, llama-3.1-8b"),
         ({"strategy": "single"}, 2, "strategy 'single' has one rank, not 2"),
-        ({"strategy": "tp"}, 4, "kv_heads is 2; tensor parallelism over 4 ranks needs a multiple of 4"),
         ({"sequence": 4097}, 1, "sequence is 4097; tiny has 4096 positions"),
         ({"clip": 0}, 1, "clip is 0; it must be above 0"),
         ({"backend": "nccl", "batch": 99}, 99, "backend 'nccl' needs"),

@@ -174,7 +174,7 @@ def test_predictions_are_consistent(strategy, ranks, cluster, compute_ms, checkp
     ("call", "message"),
     [
         (lambda: rank_memory(job("ddp"), 3), "batch is 16; it must be a multiple of 3"),
-        (lambda: transfers(job("tp"), 2), "strategy is 'tp'; valid: 'single', 'ddp', 'zero2', 'zero3'"),
+        (lambda: transfers(job("zero4"), 2), "strategy is 'zero4'; valid: 'single', 'ddp', 'zero2', 'zero3'"),
     ],
 )
 def test_what_cannot_be_simulated_is_named(call, message):

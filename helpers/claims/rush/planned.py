@@ -22,7 +22,7 @@ from ...rush.rates import flops_per_token
 from ...rush.setup import LADDERS
 from .rungs import kind_of
 
-STRATEGIES = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "tp": "tensor parallel"}
+STRATEGIES = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 PARTS = ("weight copies", "gradients", "activations", "logits")
 SHOWN_RANKS = (2, 4, 8, 64, 512)
 SCALED: dict[str, Any] = {"model": "llama-3.1-8b", "sequence": 4096}  # of a GPU, one sequence
@@ -126,13 +126,6 @@ def distributed(rows: pd.DataFrame) -> SimpleNamespace:
         strategies=table.assign(**{name: table[name] / MIB for name in sizes}).rename(columns=sizes),
         apart=Number(max(apart, 1e-6)) if alone.measured else alone,
     )
-
-
-def memory_alone(rows: pd.DataFrame) -> SimpleNamespace:
-    """One rank's peak, counted and measured."""
-    names = ["strategy", "counted_gib", "measured_gib", "ratio"]
-    table = rows[names].replace({"strategy": STRATEGIES}).rename(columns={"ratio": "counted / measured"})
-    return SimpleNamespace(strategies=table, models=", ".join(rows["model"].unique()))
 
 
 def memory_plan(rows: pd.DataFrame) -> SimpleNamespace:

@@ -1,12 +1,11 @@
 """The ladder: what each rung brings over the one that it stands on, and what the best one reaches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
 
-from ...experiments.rush.steps import BEFORE_BATCHES, BEST
 from ...lab.estimate import LUCK, NONE, UNDECIDED
 from ...lab.records.values import PERCENT, TIMES, Number, cost, derived, in_unit, lacking, of_class, over, pick, speedup
 from ...rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS
@@ -17,7 +16,6 @@ MIXED, ONEDNN = "mixed precision", "fp32 products by oneDNN"
 TINY = "tiny"
 NAMED = {"fp32": ONEDNN, "tf32": "TF32", "mixed": MIXED, "flash": "FlashAttention", "compiled": "compile"}
 NAMED |= {"adamw": "fused AdamW"}
-PAGES = (START, BEST["cpu"])
 KEPT = ["rung", "gain", "baseline", "tokens/s", "step_ms", "mfu", "matmul_share", "product_tflops", "peak_gib", "loss"]
 LEFT = ["rung", "baseline", "gain", "compile_s", "peak_gib", "loss"]
 ROUNDING = 10  # times what losses of the same training differ by from rung to rung: less than two seeds do
@@ -26,13 +24,16 @@ HEADS = {"gain": "speedup", "mfu": "MFU", "matmul_share": "share of matmul rate"
 
 
 def ladder(
-    rows: pd.DataFrame, ceilings: pd.DataFrame | None = None, trials: pd.DataFrame | None = None, *timed: pd.DataFrame
+    rows: pd.DataFrame,
+    ceilings: pd.DataFrame | None = None,
+    trials: pd.DataFrame | None = None,
+    peers: pd.DataFrame | None = None,
 ) -> SimpleNamespace:
     """Each rung against its baseline, by `trials` where there are any, and against matrix products of its own type.
 
     Their rates are those of the recorded `ceilings`, which all else is compared with, too.
-    `best` is what the best rung reaches in all timings of its setup, also in those `timed` beside it (loading, peers,
-    allocator); `rung` has the gains of some rungs by name.
+    `best` is what the best rung reaches in all timings of its setup, also in those beside its peers; `rung` has the
+    gains of some rungs by name.
     """
     kind, first = kind_of(rows), rows.iloc[0]
     _, left = LADDERS[kind]
@@ -66,7 +67,7 @@ def ladder(
         largest=[SimpleNamespace(rung=name, gain=gain) for name, gain in most],
         mixed_to_first=over(rung.mixed, most[0][1]),
         total=total,
-        best=_reached(best, first, trials, timed),
+        best=_reached(best, first, _timings(best, trials, peers)),
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
         losses=_losses(measured, best, kind),
         rung=rung,
@@ -107,16 +108,14 @@ def _by_name(gains: dict[str, Number], rungs: pd.DataFrame, kind: str) -> Simple
     )
 
 
-def _reached(
-    best: pd.Series, first: pd.Series, trials: pd.DataFrame, timed: tuple[pd.DataFrame, ...]
-) -> SimpleNamespace:
+def _reached(best: pd.Series, first: pd.Series, timings_ms: Iterable[float]) -> SimpleNamespace:
     """The best rung's tokens/s and its share of the matmul rate: the median of its timings, the least and the largest.
 
     `causal` is the share if half of attention's operations count.
     """
     operations = flops_per_token(first["model"], int(first["sequence"]))
     causal = (operations + 6 * parameters(first["model"])) / 2 / operations
-    rates = pd.Series([best["tokens/s"] * best["step_ms"] / ms for ms in _timings(best, trials, timed)])
+    rates = pd.Series([best["tokens/s"] * best["step_ms"] / ms for ms in timings_ms])
     shares = rates * best["matmul_share"] / best["tokens/s"]
     return SimpleNamespace(
         rung=best["rung"],
@@ -160,17 +159,12 @@ def _best(rungs: pd.DataFrame, trials: pd.DataFrame) -> pd.Series:
     return rungs.loc[rungs["rung"] == whole[-1]].iloc[0] if whole else rungs.loc[rungs["tokens/s"].idxmax()]
 
 
-def _timings(best: pd.Series, trials: pd.DataFrame, timed: tuple[pd.DataFrame, ...]) -> Iterator[float]:
+def _timings(best: pd.Series, trials: pd.DataFrame, peers: pd.DataFrame | None) -> Iterator[float]:
     """Milliseconds of a step of the best rung, wherever they were recorded."""
     yield best["step_ms"]
     yield from trials.reindex(columns=["rung", "median_ms"]).query("rung == @best.rung")["median_ms"].dropna()
-    for table in timed:
-        if "wait_ms" in table:
-            yield from table["step_ms"]
-        elif "ours_loss" in table and not best["rung"].startswith("batch "):  # theirs is smaller
-            yield from table["baseline_ms"]
-        elif "rung" in table:
-            yield from table.loc[table["rung"] == best["rung"], "median_ms"]
+    if peers is not None and len(peers) and not best["rung"].startswith("batch "):  # the peers' is smaller
+        yield from peers["baseline_ms"]
 
 
 def _range(values: pd.Series, unit: str) -> Number:
@@ -234,17 +228,7 @@ def _speedup(rows: pd.DataFrame, trials: pd.DataFrame, step: str, baseline: str 
 
 
 def allocator(rows: pd.DataFrame) -> SimpleNamespace:
-    """What keeping the pages of freed memory is worth to the plain loop, and to the best rung."""
-    by_rung = rows.set_index("rung")
-    plain, best = (speedup(by_rung.loc[name], 2) if name in by_rung.index else lacking(name, TIMES) for name in PAGES)
-    return SimpleNamespace(plain=plain, best=best, rung=PAGES[1], sequence=int(rows["sequence"].iloc[0]))
-
-
-def batch(rows: pd.DataFrame, ladder: pd.DataFrame) -> SimpleNamespace:
-    """Batch sizes of the ladder and beyond, against the highest matmul rate of the ladder."""
-    before = BEFORE_BATCHES[kind_of(ladder)]
-    sizes = ladder["step"].str.extract(r"^batch (\d+)$")[0].astype(float).where(ladder["step"] != before, 1)
-    sized = pd.concat([ladder.assign(batch=sizes).dropna(subset="batch"), rows]).sort_values("batch")
-    sized = sized.assign(batch=sized["batch"].astype(int), share=sized["matmul_share"])
-    names = ["batch", "tokens_per_s", "step_ms", "p20_ms", "p80_ms", "share", "peak_gib"]
-    return SimpleNamespace(sizes=sized[names].rename(columns={"share": "share of matmul rate"}), setup=before)
+    """What keeping the pages of freed memory is worth to the plain loop."""
+    plain = rows[rows["rung"] == START]
+    worth = speedup(plain.iloc[0], 2) if len(plain) else lacking("the plain loop's trial", TIMES)
+    return SimpleNamespace(plain=worth, sequence=int(rows["sequence"].iloc[0]))

@@ -1,4 +1,4 @@
-"""The best setup beside others: fed by a loader, at longer sequences, by transformers; norms and AdamW by variant."""
+"""The best setup beside others: by transformers; norms and AdamW by variant."""
 
 from types import SimpleNamespace
 
@@ -14,13 +14,6 @@ KINDS = {"kind": {"layer": "LayerNorm", "rms": "RMSNorm"}}
 COMPILED_ALIKE = f"transformers, fused AdamW, compile{ALIKE}"
 LIGER_ALIKE = f"transformers, liger-kernel, fused AdamW, compile{ALIKE}"
 UNFUSED = " A fused AdamW without compilation, which may save a few percent, wasn't measured."
-
-
-def loading(rows: pd.DataFrame) -> SimpleNamespace:
-    """Steps fed by a loader, and the largest share that a step waits for its batch."""
-    names = ["workers", "pinned", "step_ms", "p20_ms", "p80_ms", "wait_ms", "copy_ms"]
-    waits = (rows["wait_ms"] + rows["copy_ms"]) / rows["step_ms"]
-    return SimpleNamespace(steps=_varied(timed(rows, names), ["pinned"]), waits=Number(waits.max(), PERCENT))
 
 
 def peers(rows: pd.DataFrame) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""Many ranks: their memory counted and measured, and the same training by each strategy."""
+"""Many ranks: the same training by each strategy, and their memory, counted."""
 
 from typing import Any
 
@@ -8,25 +8,9 @@ from ...fit import rank_memory
 from ...lab import Worth, experiment
 from ...lab.records import STATUS, Row
 
-TINY, SIXTY_M, ONE_B, EIGHT_B = "tiny", "llama-60m", "llama-3.2-1b", "llama-3.1-8b"
+TINY, EIGHT_B = "tiny", "llama-3.1-8b"
 SHARDED = ("ddp", "zero2", "zero3")
 PLANNED: dict[str, Any] = {"precision": "amp-bf16", "checkpointing": "full"}
-
-
-@experiment(
-    small=[{"model": TINY, "strategy": "zero3"}],
-    cpu=[{"model": SIXTY_M, "strategy": name} for name in SHARDED],
-    gpu=[{"model": SIXTY_M, "strategy": name} for name in SHARDED],
-    big_gpu=[{"model": ONE_B, "strategy": name} for name in SHARDED],
-    columns=["counted_gib", "measured_gib", "ratio"],
-    worth=Worth(3, "counted memory beside measured", cpu=7.6, gpu=8, big_gpu=6),
-)
-def memory_alone(model: str, strategy: str) -> Row:
-    """Peak memory of a single rank in a step: counted on tensors without memory, and measured."""
-    sequence = 64 if model == TINY else 2048
-    job = Job(strategy=strategy, model=model, batch=1, sequence=sequence, **PLANNED)
-    counted, measured = (rank_memory(job, 1, count=count) for count in (True, False))
-    return {"counted_gib": counted, "measured_gib": measured, "ratio": counted / measured}
 
 
 HELD = ["parameter_bytes", "gradient_bytes", "optimizer_bytes"]
@@ -45,7 +29,7 @@ def distributed(ranks: int) -> list[Row]:
     Processes on one CPU share its cores, so losses and bytes are valid for GPUs too, but times aren't.
     """
     rows, jobs = [], []
-    for strategy in ("single",) if ranks == 1 else (*SHARDED, "tp"):
+    for strategy in ("single",) if ranks == 1 else SHARDED:
         job = Job(strategy=strategy, steps=20, timeout_s=300)
         try:
             job.check(ranks)

@@ -1,4 +1,4 @@
-"""The ladder on one device, its peers, and its training by batch size, length and loader."""
+"""The ladder on one device, and its peers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,13 +12,11 @@ from ...rush.measurement import ON_CPU_LOSS_STEPS, first_loss
 from ...rush.setup import CHANGES, LADDERS, START, stands_on
 from ...training.step import WARM_UP
 from . import transformers_llama
-from .loader import epoch
 
 Measured = TypeVar("Measured")
 TINY, SIXTY_M, ONE_B = "tiny", "llama-60m", "llama-3.2-1b"
-# Steps of the ladder by device type: of `peers` and `loading`, of `batch`, of `checkpointing`
+# Steps of the ladder by device type: of `peers`, of `checkpointing`
 BEST = {"cuda": "batch 8", "cpu": "fused projections"}
-BEFORE_BATCHES = {"cuda": "CUDA graph", "cpu": "fused projections"}
 BEFORE_LENGTHS = {"cuda": "chunked cross-entropy", "cpu": "chunked cross-entropy"}
 SMALL = {"model": TINY, "sequence": 64}
 MEDIUM = {"model": SIXTY_M, "sequence": 2048}
@@ -67,13 +65,12 @@ def beside(setup: Setup, name: str, baseline: Setup, trial_s: float, **options: 
     return run_apart(setup, baseline=baseline, seconds=trial_s, **options) | {"baseline": name}
 
 
-def setup_of(model: str, sequence: int, step: str = "", batch: int = 0, checkpointing: str = "", **_: object) -> Setup:
+def setup_of(model: str, sequence: int, step: str = "", checkpointing: str = "", **_: object) -> Setup:
     """A configuration's setup, a step of the device's ladder; the tiny model's is uncompiled, to save time."""
-    names = BEFORE_BATCHES if batch else BEFORE_LENGTHS if checkpointing else BEST
+    names = BEFORE_LENGTHS if checkpointing else BEST
     setup = rung(step or names[device().type], Setup(model=model, sequence=sequence), device())
     setup = replace(setup if step else setup.possible(device()), compile="none") if model == TINY else setup
-    changed = {"batch": 1, "checkpointing": checkpointing} if checkpointing else {"batch": batch} if batch else {}
-    return replace(setup, **changed)
+    return replace(setup, batch=1, checkpointing=checkpointing) if checkpointing else setup
 
 
 def missing(**config: object) -> str:
@@ -151,35 +148,3 @@ def peers(model: str, sequence: int, variant: str) -> Row:
     setup = setup_of(model, sequence)
     setup = replace(setup, batch=min(setup.batch, 4))
     return apart(setup, transformers_llama.against, variant, setup)
-
-
-@experiment(
-    small=[SMALL | {"workers": 0, "pinned": False}],
-    cpu=[ON_CPU | {"workers": workers, "pinned": False} for workers in (0, 2)],
-    gpu=[MEDIUM | {"workers": workers, "pinned": pinned} for workers in (0, 2) for pinned in (False, True)],
-    big_gpu=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
-    version=3,
-    missing=missing,
-    columns=f"step_ms {SPREAD} wait_ms copy_ms",
-    worth=Worth(6, "a loader with workers and pinned memory", cpu=20.3, gpu=20, big_gpu=18),
-)
-def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
-    """Training steps on tokens from a `DataLoader`; the host's wait for each batch and in its copy."""
-    setup = setup_of(model, sequence)
-    steps = {TINY: 8, SIXTY_M: 12}.get(model, 40)
-    return apart(setup, epoch, setup, steps, workers, pinned)
-
-
-@experiment(
-    small=[SMALL | {"batch": size} for size in (1, 2)],
-    cpu=[ON_CPU | {"batch": size} for size in (4,)],
-    gpu=[MEDIUM | {"batch": 16}],
-    big_gpu=[FULL | {"batch": size} for size in (2, 16, 32)],
-    version=3,
-    missing=missing,
-    columns=RUN,
-    worth=Worth(6, "the largest batch", cpu=28.5, gpu=40, big_gpu=18),
-)
-def batch(model: str, sequence: int, batch: int) -> Row:
-    """Batch sizes that the ladder leaves out, on a CPU by its best setup, on a GPU by that before batches grow."""
-    return run_apart(setup_of(model, sequence, batch=batch), loss_steps=WARM)
