@@ -19,31 +19,21 @@ _autograd: Any = torch._C._autograd  # whose stubs lack what is asked of it here
 class HostClock:
     """The host's clock, for work on the CPU."""
 
-    def __init__(self) -> None:
-        self.mark = time.perf_counter_ns
-        self._zero, self.unix_ns = time.perf_counter_ns(), time.time_ns()
+    mark = staticmethod(time.perf_counter_ns)
 
     def wait(self) -> None:
         pass
 
     def read(self, marks: Sequence[int]) -> np.ndarray:
-        """Times of the marks: integer nanoseconds since `unix_ns`, which is a Unix time."""
-        return np.array(marks, np.int64) - self._zero
+        """Integer nanoseconds since the first of the marks."""
+        return np.array(marks, np.int64) - marks[0]
 
 
 class DeviceClock:
-    """The clock of a CUDA device, read through events on whichever stream is current.
-
-    One wait at the start ties its zero to the host's clock. After that nothing waits until `wait`.
-    """
+    """The clock of a CUDA device, read through events on whichever stream is current. Nothing waits until `wait`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        torch.cuda.synchronize(self._device)
-        self._anchor = self.mark()
-        self.unix_ns = time.time_ns()
-        self._anchor_ns = 0.0  # the anchor's time, since unix_ns
-        torch.cuda.synchronize(self._device)
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -54,18 +44,13 @@ class DeviceClock:
         torch.cuda.synchronize(self._device)
 
     def read(self, marks: Sequence[torch.cuda.Event]) -> np.ndarray:
-        """Times of the marks: integer nanoseconds since `unix_ns`, which is a Unix time.
+        """Integer nanoseconds since the first of the marks, which must be done, and in the order they were taken.
 
-        The marks must be done, and in the order in which they were taken. A mark on another stream that the device
-        passed before the preceding mark gets that one's time.
-
-        Each event is read relative to the first of its step, and that one relative to the first of the previous step:
-        the driver returns differences in fp32 milliseconds, which are exact to a microsecond for some seconds only.
+        A mark on another stream that the device passed before the preceding mark gets that one's time. The driver
+        returns differences in fp32 milliseconds, which are exact to a microsecond for some seconds only.
         """
-        start = self._anchor_ns + self._anchor.elapsed_time(marks[0]) * 1e6
-        self._anchor, self._anchor_ns = marks[0], start
-        times = start + np.array([0.0, *(marks[0].elapsed_time(mark) * 1e6 for mark in marks[1:])])
-        return np.maximum.accumulate(np.rint(times).astype(np.int64))
+        since_ms = [0.0, *(marks[0].elapsed_time(mark) for mark in marks[1:])]
+        return np.maximum.accumulate(np.rint(np.array(since_ms) * 1e6).astype(np.int64))
 
 
 class SavedBytes:

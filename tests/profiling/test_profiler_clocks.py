@@ -49,17 +49,9 @@ def test_nothing_waits_between_steps(waits):
     assert table.self_ms.drop("step").sum() == pytest.approx(table.self_ms["step"])
 
 
-def test_the_clock_of_a_device_keeps_time_over_hours_and_streams(waits):
-    ticking = meters.DeviceClock(torch.device("cuda", 0))
-    zero = ticking._anchor.at
-    for at in (5_000, 3_600_000_000_000):
-        marks = [ticking.mark() for _ in range(3)]
-        for mark, more in zip(marks, (0, 2_000, 1_000), strict=True):  # the last one is on another stream, and early
-            mark.at = zero + at + more
-        assert ticking.read(marks).tolist() == [at, at + 2_000, at + 2_000]
-
-
-def test_a_clock_is_tied_to_the_time_of_day():
-    ticking = meters.HostClock()
-    now = ticking.unix_ns + int(ticking.read([ticking.mark()])[0])
-    assert abs(now - time.time_ns()) < 1e9
+def test_a_mark_on_another_stream_is_not_before_the_one_that_precedes_it(waits):
+    clock = meters.DeviceClock(torch.device("cuda", 0))
+    marks = [clock.mark() for _ in range(3)]
+    for mark, at in zip(marks, (5_000, 7_000, 6_000), strict=True):
+        mark.at = at
+    assert clock.read(marks).tolist() == [0, 2_000, 2_000]
