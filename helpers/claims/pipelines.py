@@ -21,7 +21,7 @@ def formats(rows: pd.DataFrame) -> SimpleNamespace:
     cases = rows["cached"] + ", " + rows["order"].replace("sequential", "in order")
     ends = {"": "", "_p20": "_p80", "_p80": "_p20"}
     times = {f"us{end}": 1e6 / rows[f"samples_per_s{of_rate}"] for end, of_rate in ends.items()}
-    single = rows.assign(case=cases, **times)[~(rows["workers"] > 0)]  # older records have some with workers
+    single = rows.assign(case=cases, **times)
     pictures = single[(single["kind"] == "image") & (single["case"] == COLD)]
 
     def us(format: str, case: str, kind: str = "image") -> Number:

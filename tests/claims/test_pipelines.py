@@ -9,7 +9,7 @@ from helpers.claims import pipelines
 
 
 def format_rows(**samples_per_s):
-    row = {"kind": "image", "order": "sequential", "cached": "cold", "workers": 0, "build_s": 1.0, "files": 4}
+    row = {"kind": "image", "order": "sequential", "cached": "cold", "build_s": 1.0, "files": 4}
     row |= {"payload_bytes": 2e6, "bytes_allocated": 3e6, "mb_per_s": 5.0, "raw_s": 0.5, "subset_s": 0.1, "find_s": 0.2}
     row |= {"samples_per_s_p20": math.nan, "samples_per_s_p80": math.nan, "n": 3}
     return pd.DataFrame([row | {"format": name, "samples_per_s": speed} for name, speed in samples_per_s.items()])
@@ -17,7 +17,7 @@ def format_rows(**samples_per_s):
 
 def test_a_format_is_compared_with_small_files():
     rows = format_rows(files=1e4, mapped=1e5)
-    numbers = pipelines.formats(pd.concat([rows, rows.assign(cached="warm"), rows.assign(workers=2)]))
+    numbers = pipelines.formats(pd.concat([rows, rows.assign(cached="warm")]))
     assert f"{numbers.mapped}" == "10.0× (unpaired)" and float(numbers.largest_mapped) == pytest.approx(10)
     assert f"{numbers.files_us.cold}" == "100 µs" and f"{numbers.raw_mb_per_s}" == "4 MB/s"
     assert numbers.times["cold, in order, µs"].tolist() == pytest.approx([100, 10])

@@ -98,7 +98,7 @@ def _passes() -> list[Row]:
     version=2,
     missing=lambda format, **_: missing_because(*FORMATS[VARIANTS[format][0]].NEEDS),
     columns="build_s files payload_bytes bytes_allocated samples_per_s samples_per_s_p20 "
-    "samples_per_s_p80 mb_per_s n cache raw_s? subset_s? find_s? workers?",
+    "samples_per_s_p80 mb_per_s n cache raw_s? subset_s? find_s?",
     worth=Worth(2, "file formats", cpu=3.5),
 )
 def formats(kind: str, format: str, samples: int, order: str, cached: str) -> Row:
