@@ -1,6 +1,7 @@
 """The training loop of all strategies, and its row."""
 
 import itertools
+import statistics
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..lab.memory import GIB
-from ..lab.timing import Timing, between_ms, moment, synchronize
+from ..lab.timing import between_ms, moment, synchronize
 from ..models.llama import preset
 from ..training.step import advance
 from . import strategies
@@ -21,9 +22,9 @@ Batches = list[tuple[Tensor, Tensor]]  # tokens and targets, (B, T) each, of the
 
 
 def train(job: Job, device: torch.device) -> dict[str, Any]:
-    """Train on this rank, as one of the joined group; the row is the same on all ranks.
+    """Train on this rank, as one of the joined group; the row is the same on all ranks but for the time.
 
-    Times are of full steps, without the first, which allocates. Bytes and peaks are maxima over the ranks.
+    `step_ms` is the median step without the first, which allocates. Bytes and peaks are maxima over the ranks.
     """
     ranks = dist.get_world_size()
     mesh = None if job.strategy in ("single", "ddp") else init_device_mesh(device.type, (ranks,))
@@ -41,7 +42,9 @@ def train(job: Job, device: torch.device) -> dict[str, Any]:
     synchronize(device)
     peak = {"peak_gib": torch.cuda.max_memory_allocated() / GIB} if device.type == "cuda" else {}
     step_ms = [between_ms(start, end) for start, end in itertools.pairwise(marks)]
-    return _row(job, ranks, device, step_ms) | {
+    return {
+        "strategy": job.strategy,
+        "step_ms": statistics.median(step_ms[1:] or step_ms),
         "losses": _averaged(losses),
         "gradient_norms": _averaged(norms),
         **_largest(state_bytes(model, optimizer) | peak, device),
@@ -87,23 +90,6 @@ def state_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
     }
     local = {name: [t.to_local() if isinstance(t, DTensor) else t for t in of] for name, of in tensors.items()}
     return {name: sum(t.nbytes for t in of) for name, of in local.items()}
-
-
-def _row(job: Job, ranks: int, device: torch.device, step_ms: list[float]) -> dict[str, Any]:
-    timing = Timing.of(step_ms[1:] or step_ms)
-    chosen = ("model", "batch", "sequence", "accumulate", "precision", "checkpointing")
-    return {
-        "strategy": job.strategy,
-        "ranks": ranks,
-        "backend": job.backend,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        **{name: getattr(job, name) for name in chosen},
-        "tokens_per_s": job.batch * job.sequence / timing.median_ms * 1e3,
-        "step_ms": timing.median_ms,
-        "p20_ms": timing.p20_ms,
-        "p80_ms": timing.p80_ms,
-        "n": timing.n,
-    }
 
 
 def _averaged(values: list[Tensor]) -> list[float]:

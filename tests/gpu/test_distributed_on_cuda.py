@@ -24,7 +24,6 @@ def test_strategies_on_one_gpu_agree_with_each_other():
     for name, row in zip(names, rows, strict=True):
         assert (torch.tensor(row["losses"]) - reference).abs().max() < 1e-4, name
         assert row["peak_gib"] > 0
-        assert row["device"] == torch.cuda.get_device_name()
 
 
 @pytest.mark.parametrize(
