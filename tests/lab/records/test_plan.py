@@ -245,7 +245,6 @@ def left_out(targets: list[str]) -> dict[str, dict[str, int]]:
 def test_what_a_gpu_without_bf16_and_tf32_cannot_run_says_why(as_if_on):
     as_if_on("T4")
     no_bf16 = "needs a GPU with bf16 units (compute capability 8.0)"
-    assert left_out(["compilers/training"]) == {"compilers/training": {no_bf16: 6}}
     ladder = left_out(["rush/ladder"])["rush/ladder"]
     assert ladder["not here: precision 'tf32': needs a GPU of compute capability 8.0"] == 1
     assert any("bf16" in reason for reason in ladder)
