@@ -8,6 +8,7 @@ recorded them, else the mean of the others, else what the table declares. A plan
 touches no device.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -205,7 +206,7 @@ def total(plans: Iterable[Plan]) -> str:
         return line
     if not known:
         return f"{line}; minutes unknown: no machine of the class has recorded how long these tables take"
-    line += f"; {minutes(sum(known))} minutes"
+    line += f"; {minutes(math.fsum(known))} minutes"  # whatever their order
     return line + (f" for {len(known)} tables, unknown for {len(seconds) - len(known)}" if known != seconds else "")
 
 
