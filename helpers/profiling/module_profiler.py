@@ -136,6 +136,7 @@ class ModuleProfiler:
         values = np.median(times, axis=0) if medians else times[typical].mean(axis=0)
         table = pd.DataFrame(values, columns=COLUMNS)
         table.loc[len(paths) :, "calls"] = np.nan
+        table.loc[len(paths), [f"{kind}_ms" for kind in KINDS]] = np.nan  # outside of modules there is neither
         table.insert(0, "module", [*paths, "outside", "step"])
         table.insert(1, "type", [*(type(module).__name__ for module in self._modules.values()), "", ""])
         table["share"] = table["total_ms"] / table["total_ms"].iloc[-1]

@@ -75,6 +75,7 @@ def test_own_times_and_what_is_outside_add_up_to_the_step():
     table = profiled(model, step, plan(1, 1, 3), 5)
     assert table.total_ms["step"] == table.self_ms["step"] == 100
     assert table.total_ms["outside"] == table.self_ms["outside"] == 30
+    assert table.loc["outside", ["calls", "forward_ms", "backward_ms", "recompute_ms"]].isna().all()
     assert table.total_ms["model"] == 70
     assert table.self_ms.drop("step").sum() == pytest.approx(100)
     assert table.share[["model", "outside", "step"]].tolist() == [0.7, 0.3, 1]
