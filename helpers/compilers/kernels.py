@@ -19,7 +19,6 @@ matrix product that reads a tile several times counts its operands once.
 """
 
 import contextlib
-import functools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -32,11 +31,11 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..lab.operators import works, writes
 from ..lab.timing import synchronize
 from . import capture
 
 GENERATED = "cpp_fused_"
-_FREE = ("empty", "new_empty", "resize", "set_", "_unsafe_view")  # allocations, and a view whose schema hides it
 _PREPARE = {f"aten::{op}" for op in ("copy_", "_to_copy", "clone", "fill_", "zero_", "zeros", "ones", "full")}
 _WRITE_ONLY = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_")
 
@@ -62,26 +61,6 @@ def _passes(event: FunctionEvent) -> list[str]:
     if not (GENERATED in event.name or works(event.name)):
         return inside
     return [name for name in inside if name not in _PREPARE] or [event.name]
-
-
-@functools.cache
-def works(name: str) -> bool:
-    """Whether an operation (e.g. `aten::add`) does work, according to the schemas of its overloads."""
-    space, _, operation = name.partition("::")
-    if not operation or operation.startswith(_FREE):
-        return False
-    try:
-        packet = getattr(getattr(torch.ops, space), operation)
-    except (AttributeError, RuntimeError):  # an annotation
-        return False
-    overloads = [getattr(packet, overload) for overload in packet.overloads()]
-    return any(writes(op._schema) for op in overloads if torch.Tag.inplace_view not in op.tags)
-
-
-def writes(schema: Any) -> bool:
-    into = any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
-    new = any(result.alias_info is None and "Tensor" in str(result.type) for result in schema.returns)
-    return into or new
 
 
 class _Traffic(TorchDispatchMode):

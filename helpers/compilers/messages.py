@@ -7,7 +7,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from ..lab.records.experiment import is_out_of_memory
+from ..lab.memory import is_out_of_memory
 
 LONGEST = 200
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m|\[\d+m")

@@ -28,7 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
-from ..compilers.kernels import works, writes
+from ..lab.operators import works, writes
 from ..watching.stacks import is_part, line_of
 from ..watching.tensors import padded_positions
 from .places import GENERATED, USER, Chain, Lines, kind, resumed_at, walk

@@ -3,7 +3,7 @@
 A pair is two turns that follow each other, A B or B A; its log ratio is free of the machine's drift. A start is one
 life of the two programs: each process has luck of its own (where its memory lies, which core it is on) that no number
 of pairs averages out. So the interval has two parts: the spread of the pairs within a start, and the luck of the
-starts, whose variance is estimated from the starts together with what null trials showed before (`trials.luck`).
+starts, whose variance is estimated from the starts together with what null trials showed before (`trials.start_noise`).
 
 The centre of a start is the mean of its pairs without the lowest and the highest fifth, and its error follows from what
 was cut (Yuen 1974). Simulated with pairs that scatter by 5 %, 32 of them exclude an effect of 5 % in 96 % of null
@@ -18,14 +18,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
 LUCK = 0.02  # standard deviation of the log ratio of a program against itself over starts, where no null trials say it
-# The same on a CPU where a process returns the pages of freed memory: 0.02 to 0.17 of six small trainings on two cores.
-# What the C library asks for anew in each step differs between two starts. With pages kept all six are near `LUCK`.
-LUCK_RETURNED = 0.1
 # Over trials of functions in one process. Assumed, from no null trial: `rush/nulls` has what a GPU's trials show, once
 # it is recorded, and a goal compares both.
 LUCK_HERE = 0.002
@@ -40,9 +36,6 @@ PRECISION = 0.02  # half the width of an interval that no trial needs narrower
 NEGLIGIBLE = 0.05  # the largest effect of which a trial may say that there is none above it
 POWER = NormalDist().inv_cdf(0.8)
 FASTER, SLOWER, NONE, UNDECIDED, EFFECT = "faster", "slower", "none", "undecided", "effect"
-STATUS = "status"  # the column of a row that says "ok", or why there are no figures
-
-Row = dict[str, Any]  # of a table: its configuration and what was measured
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from .machine import device
 
 GIB, MIB = 2**30, 2**20
+OUT_OF_MEMORY = "out of memory"  # the status of a row
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,15 @@ class PeakAbove:
     def __exit__(self, *error: object) -> None:
         after = torch.cuda.max_memory_allocated() if self._on_gpu else system_bytes(PEAK)
         self.gib = (after - self._before) / GIB
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device or the host is out of memory."""
+    message = str(error).lower()
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError)
+        and any(words in message for words in ("out of memory", "can't allocate memory", "alloc_failed"))
+    )
 
 
 def peak_memory(fn: Callable[[], Any]) -> Memory:

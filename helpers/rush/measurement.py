@@ -16,8 +16,7 @@ from torch import Tensor
 from ..lab import Timing, compare, device, each, peak_memory
 from ..lab.device_share import device_share
 from ..lab.estimate import LUCK_HERE, estimate
-from ..lab.memory import GIB
-from ..lab.records.experiment import OUT_OF_MEMORY, is_out_of_memory
+from ..lab.memory import GIB, OUT_OF_MEMORY, is_out_of_memory
 from ..lab.timing import synchronize
 from ..models.llama import preset
 from ..text import SyntheticText, Vocab, WikiText, local_wikitext

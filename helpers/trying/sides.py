@@ -21,8 +21,8 @@ from typing import Any
 from ..lab.cpu import KEPT
 from ..lab.estimate import AT_A_LOOK, EFFECT, MOST_LOOKS, PRECISION, Estimate, estimate, verdict_class
 from ..lab.trials import Program, ProgramError
-from ..lab.trials.luck import luck
 from ..lab.trials.programs import Living, living, log_ratios, take_pairs
+from ..lab.trials.start_noise import start_noise
 from . import changes, child
 
 TURN_S, TURN_STEPS = 0.25, 4  # a turn's least length; one more step is left out before
@@ -153,12 +153,12 @@ class Trial:
     error: str = ""
 
     @property
-    def luck(self) -> float:
-        return luck(self.before.kept and self.after.kept)
+    def start_noise(self) -> float:
+        return start_noise(self.before.kept and self.after.kept)
 
     @property
     def estimate(self) -> Estimate | None:
-        return estimate(self.starts, self.luck, AT_A_LOOK)
+        return estimate(self.starts, self.start_noise, AT_A_LOOK)
 
     @property
     def open(self) -> bool:
@@ -190,6 +190,6 @@ class Trial:
         return log_ratios(ours, theirs)
 
     def _precise(self, alone: Estimate) -> bool:
-        """Whether more pairs tell nothing: what is left is the luck of this start, or a twentieth of the effect."""
+        """Whether more pairs tell nothing: what is left is what this start adds, or a twentieth of the effect."""
         half_width = alone.half_width * min(alone.ratio, 1)  # of the time as it was
-        return half_width <= max(PRECISION, self.luck, abs(alone.ratio - 1) / 10) / 2
+        return half_width <= max(PRECISION, self.start_noise, abs(alone.ratio - 1) / 10) / 2

@@ -4,7 +4,7 @@ from torch.profiler import profile
 
 from helpers.lab import device, peak_memory, saved_bytes
 from helpers.lab import memory as lab_memory
-from helpers.lab.memory import GIB, PeakAbove
+from helpers.lab.memory import GIB, PeakAbove, is_out_of_memory
 
 KIB = 1024
 
@@ -122,3 +122,10 @@ def test_garbage_of_an_earlier_training_is_freed_before_its_base_is_taken(gpu):
     with PeakAbove() as peak:
         gpu.take("activations", 3 * GIB)
     assert peak.gib == 3
+
+
+def test_other_errors_are_not_taken_for_out_of_memory():
+    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    assert not is_out_of_memory(ValueError("out of memory"))

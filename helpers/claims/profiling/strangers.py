@@ -14,9 +14,9 @@ from ...experiments.profiling.strangers import CASES, PEERS, ROOT, names_the_lin
 from ...lab.estimate import todays
 from ...lab.records.values import PERCENT, TIMES, Number, derived, lacking, over_runs, share_of
 from ...lab.trials import FASTER, SLOWER
-from ...lab.trials.luck import seen as seen_luck
-from ...lab.trials.programs import TURN_S, TURN_STEPS
+from ...lab.trials.paired import TURN_S, TURN_STEPS
 from ...lab.trials.simulation import resampled
+from ...lab.trials.start_noise import of_null_trials
 from .two_loops import MARGIN, NAMES, counted
 
 BASELINES = ROOT / "data" / "cases" / "baselines"
@@ -183,9 +183,9 @@ def slowdowns(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def _luck(rows: pd.DataFrame) -> Number:
-    if not (luck := seen_luck(rows, kept=True)):
+    if not (noise := of_null_trials(rows, kept=True)):
         return lacking("enough null trials", PERCENT)
-    return Number(luck.value, PERCENT, luck.low, luck.high, decimals=2)
+    return Number(noise.value, PERCENT, noise.low, noise.high, decimals=2)
 
 
 def nulls(rows: pd.DataFrame) -> SimpleNamespace:

@@ -18,9 +18,8 @@ from ...batching.attention import (
     without_cudnn_attention,
 )
 from ...lab import Timing, Worth, compare, device, each, experiment, peak_memory
-from ...lab.memory import GIB
+from ...lab.memory import GIB, is_out_of_memory
 from ...lab.records import STATUS, Row
-from ...lab.records.experiment import is_out_of_memory
 from ...lab.timing import check_agreement, queue_far_ahead
 from .inputs import compute_dtype, dtype_name, packed_offsets
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from ...batching import StandardDataset
 from ...batching.attention import VARIANTS, missing_because, without_cudnn_attention
 from ...lab import Worth, device, experiment, half_dtype, peak_memory
-from ...lab.memory import PeakAbove
+from ...lab.memory import OUT_OF_MEMORY, PeakAbove
 from ...lab.records import STATUS, Row
-from ...lab.records.experiment import OUT_OF_MEMORY
 from ...metrics import LMCrossEntropyLoss
 from ...training.language import frequent_words, guess_scores, open_texts, text_task
 from ...training.loop import fit

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ...lab import compare, device, each
 from ...lab.device_share import as_column, device_share
+from ...lab.memory import is_out_of_memory
 from ...lab.records import Row
-from ...lab.records.experiment import free_memory, is_out_of_memory
+from ...lab.records.experiment import free_memory
 from ...lab.timing import Timing, queue_ahead, synchronize
 from ...training.text_batches import Feed
 

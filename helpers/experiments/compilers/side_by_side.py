@@ -12,8 +12,9 @@ from torch import Tensor
 from ...compilers.backends import EAGER, missing_because
 from ...compilers.messages import ExportFailed
 from ...lab import Comparison, Disagreement, compare, device
+from ...lab.memory import OUT_OF_MEMORY, is_out_of_memory
 from ...lab.records import STATUS, Row
-from ...lab.records.experiment import FAILED, OUT_OF_MEMORY, is_out_of_memory
+from ...lab.records.experiment import FAILED
 from ...lab.timing import synchronize
 
 TIMES = "median_ms p20_ms p80_ms n baseline baseline_ms ratio? "

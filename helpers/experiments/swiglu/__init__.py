@@ -12,8 +12,9 @@ from ...lab import Worth, compare, device, experiment, half_dtype, multiplies_ha
 from ...lab.ceilings import copy, launch, product_rate, to_device
 from ...lab.device_share import as_column, share
 from ...lab.machine import missing_because
+from ...lab.memory import OUT_OF_MEMORY, is_out_of_memory
 from ...lab.records import STATUS, Row
-from ...lab.records.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
+from ...lab.records.experiment import FAILED, free_memory
 from ...lab.timing import Timing, queue_far_ahead, relative_error
 from ...models.llama import PRESETS, Llama
 from ...swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP

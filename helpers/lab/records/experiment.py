@@ -21,10 +21,10 @@ import torch
 
 from ..device_share import DEVICE_SHARE
 from ..machine import CLASSES, device, missing_because
+from ..memory import OUT_OF_MEMORY, is_out_of_memory
 from ..process import end_loader_workers
 from .store import STATUS, Row
 
-OUT_OF_MEMORY = "out of memory"
 FAILED = "failed: "
 BF16 = {"bf16", "bfloat16"}  # as configurations name it; on a GPU without bf16 units it would time an emulation
 PRESETS = ("small", *CLASSES)  # `small` takes seconds on any machine, and is never a result
@@ -206,15 +206,6 @@ def experiment(
         return Experiment(chapter, name, measure, presets, version, same_work, missing, names, *flags)
 
     return wrap
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device or the host is out of memory."""
-    message = str(error).lower()
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError)
-        and any(words in message for words in ("out of memory", "can't allocate memory", "alloc_failed"))
-    )
 
 
 def free_memory() -> None:

@@ -12,4 +12,4 @@ from ...boot import when_used
 from ..estimate import FASTER, SLOWER, Estimate, estimate
 
 __all__ = ["FASTER", "SLOWER", "Estimate", "Program", "ProgramError", "estimate", "trial"]
-__getattr__ = when_used(__name__, {"programs": "Program ProgramError trial"})
+__getattr__ = when_used(__name__, {"paired": "trial", "programs": "Program ProgramError"})

@@ -12,7 +12,7 @@ import torch
 from helpers.lab import Disagreement, machine, measure, records
 from helpers.lab.machine import OthersLoad, device_name, project_root, slug
 from helpers.lab.records import runner, store
-from helpers.lab.records.experiment import PRESETS, Experiment, Worth, experiment, is_out_of_memory
+from helpers.lab.records.experiment import PRESETS, Experiment, Worth, experiment
 
 CALLS = []
 
@@ -201,13 +201,6 @@ def test_two_measurements_at_once_are_refused(tmp_path):
     assert measure([outer], "cpu", results=tmp_path).failed == 0
     assert CALLS == [2]
     assert measure([SQUARES], "cpu", results=tmp_path).measured == 3  # the lock is free again
-
-
-def test_other_errors_are_not_taken_for_out_of_memory():
-    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
-    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
-    assert not is_out_of_memory(RuntimeError("shape mismatch"))
-    assert not is_out_of_memory(ValueError("out of memory"))
 
 
 def test_a_row_beside_slow_products_is_noisy(monkeypatch):
