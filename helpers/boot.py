@@ -29,6 +29,12 @@ def load() -> None:
     spec.loader.exec_module(package)
 
 
+def program(module: str) -> str:
+    """Code for `python -c` that runs `main` of one of this package's modules with the next argument."""
+    start = f"import runpy, sys; runpy.run_path({str(FOLDER / 'boot.py')!r})['load'](); "
+    return f"{start}from {NAME}.{module} import main; main(sys.argv[1])"
+
+
 def when_used(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """A package's `__getattr__`: these modules' names, or modules that have none here, are loaded when first used.
 

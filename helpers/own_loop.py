@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .profiling.diagnosis import Diagnosis
-    from .watching.watch import Recording
+    from .findings.summary import Diagnosis
+    from .script.recording import Recording
 
 
 def diagnose(options: argparse.Namespace) -> int:
@@ -30,9 +30,9 @@ def diagnose(options: argparse.Namespace) -> int:
 
 def _diagnose(profile: Path, options: argparse.Namespace) -> "Diagnosis":
     """The diagnosis of a profile or a folder; its page is written, if it is asked for."""
+    from .findings.diagnose import read_and_diagnose
+    from .findings.page import page
     from .lab import files
-    from .profiling.diagnose import read_and_diagnose
-    from .profiling.page import page
 
     diagnosis, trace = read_and_diagnose(profile)
     if options.html:
@@ -91,27 +91,24 @@ def try_(options: argparse.Namespace) -> int:
 
 
 def profile(options: argparse.Namespace) -> int:
-    from .profiling.findings.observed import Observed
-    from .watching.watch import NothingRecorded, watch
+    from .findings.caveats import loop_text
+    from .findings.loop import Loop
+    from .script.recording import NothingRecorded, record_script
+    from .script.windows import Plan
 
     script, *arguments = _script(options)
     try:
         with _prints_on_stderr() if options.json else contextlib.nullcontext():
-            recording = watch(
+            recording = record_script(
                 script,
                 arguments,
+                Plan(options.steps, options.warm_up, options.go_on, options.until_epoch, options.watch, options.limit),
                 module=bool(options.module),
-                steps=options.steps,
-                after=options.warm_up,
-                go_on=options.go_on,
-                until_epoch=options.until_epoch,
-                minutes=options.watch,
-                limit=options.limit,
                 output=options.output,
                 tell=lambda line: print(line, file=sys.stderr, flush=True) if sys.stderr.isatty() else None,
             )
     except NothingRecorded as error:
-        seen = Observed(error.observed).text() if error.observed else []
+        seen = loop_text(Loop(error.observation)) if error.observation else []
         print(*seen, sep="\n", end="\n" if seen else "")
         return fail(error, 1)
     except Exception as error:  # the script's own
@@ -138,7 +135,7 @@ def _prints_on_stderr() -> Iterator[None]:
 def _tell_what_filled(error: Exception, options: argparse.Namespace) -> None:
     import torch
 
-    from .watching.filled import filled
+    from .script.out_of_memory import filled
 
     if not torch.cuda.is_initialized():
         return
@@ -190,7 +187,7 @@ def referee(options: argparse.Namespace) -> int:
 
 
 def _script_failed(error: Exception, options: argparse.Namespace) -> int:
-    from .watching.run_script import script_frames
+    from .script.running import script_frames
 
     frames = script_frames(error.__traceback__)
     if options.module and frames is None and isinstance(error, ImportError):

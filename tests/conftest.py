@@ -64,7 +64,7 @@ def _same_rates():
 
     Fused attention counts as three times as fast, but of short sequences.
     """
-    from helpers.watching import rates
+    from helpers.script import rates
 
     rates._fastest_s = lambda apply, shapes, *_: 3.0 if apply is rates._attention and shapes[0][2] > 128 else 1.0
 

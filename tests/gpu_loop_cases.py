@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from helpers.watching.run_script import compiled, run_script
+from helpers.script.running import compiled, run_script
 
 LOOPS = Path(__file__).parents[1] / "data" / "loops" / "gpu"
 CASES = json.loads((LOOPS / "manifest.json").read_text())

@@ -40,7 +40,7 @@ from ..lab.files import cache_folder
 from ..lab.machine import project_root
 from ..lab.memory import GIB, system_bytes
 from ..lab.process import end_with_parent
-from ..trying import landlock
+from ..script import landlock
 from .exercises import EXERCISES, Exercise
 
 MOST_BYTES = 2**24  # of an answer

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from ..lab.checks import Check
 from ..lab.checks.check import RAISES, Line, judged
-from ..trying import landlock
+from ..script import landlock
 from .apart import Limits, Ran, get_ready, run_apart
 from .cells import Handed, read
 from .exercises import EXERCISES, Exercise

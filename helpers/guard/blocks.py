@@ -22,9 +22,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ..lab.arguments import check_at_least, check_choice
-from ..watching.run_script import Stop, compiled, run_script
-from ..watching.watch import counted_steps
-from ..watching.windows import end_of_iteration
+from ..script.running import Stop, compiled, counted_steps, end_of_iteration, run_script
 from . import record
 from .counting import COUNTERS, Counts, counting
 

@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from ..lab.operators import works, writes
-from ..watching.stacks import is_part, line_of
-from ..watching.tensors import padded_positions
+from ..script.stacks import is_part, line_of
+from ..script.tensors import padded_positions
 from .places import GENERATED, USER, Chain, Lines, kind, resumed_at, walk
 
 FLOPS, WIDE, WIDEST = "FLOPs", "FLOPs in 32 bits or more", "FLOPs in 64 bits"

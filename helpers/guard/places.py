@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..watching.run_script import run_script
-from ..watching.stacks import is_installed, line_of
+from ..script.running import run_script
+from ..script.stacks import is_installed, line_of
 
 Place = tuple[str, int]  # a file and a line
 Chain = tuple[Place, ...]  # the user's lines on the stack, the innermost last
@@ -26,8 +26,8 @@ _KINDS = (
     (r"/torch/(optim|utils/data)/", ".*", ON_HOST),
     (r"/c[a-z2-7]{51}\.py$", ".*", GENERATED),
 )
-_OWN = tuple(str(Path(__file__).parents[1] / room) + "/" for room in ("guard", "watching"))
-_OUTSIDE = {_OWN[0] + "blocks.py", run_script.__code__.co_filename}  # what runs the user's code
+_OWN = tuple(str(Path(__file__).parents[1] / room) + "/" for room in ("guard", "script"))
+_BLOCKS = _OWN[0] + "blocks.py"  # and `run_script` run the user's code
 _RESUMED = re.compile(r"torch_dynamo_resume_in_.*_at_(\d+)")  # the rest of a function after a graph break
 LONGEST = 80
 MOST, ALL, ALIKE, NAMED = 0.8, 0.99, 1.01, 2  # shares; lines that are named
@@ -37,7 +37,8 @@ MOST, ALL, ALIKE, NAMED = 0.8, 0.99, 1.01, 2  # shares; lines that are named
 def kind(code: CodeType) -> str:
     name = code.co_filename
     if not is_installed(name):
-        return OUTSIDE if name in _OUTSIDE else "" if name.startswith(_OWN) else USER
+        outside = name == _BLOCKS or code is run_script.__code__
+        return OUTSIDE if outside else "" if name.startswith(_OWN) else USER
     matching = (what for path, function, what in _KINDS if re.search(path, name) and re.match(function, code.co_name))
     return next(matching, "")
 

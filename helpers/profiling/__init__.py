@@ -6,7 +6,7 @@
 The two trainings that chapter 3 is about, slow on purpose, are `CLOTHES` and `LANGUAGE` of `helpers.training`.
 """
 
-from .diagnose import diagnose
+from ..findings.diagnose import diagnose
 from .module_profiler import ModuleProfiler
 
 __all__ = ["ModuleProfiler", "diagnose"]

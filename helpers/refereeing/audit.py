@@ -9,7 +9,6 @@ import contextlib
 import gc
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -22,32 +21,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .. import boot
 from ..lab.trials import trees
-from ..trying import child, scratch, sight
-from ..trying.sides import QUIET
-from ..watching import run_script
-from ..watching.watch import counted_steps
-from ..watching.windows import end_of_iteration
+from ..script import hooks, sandbox
+from ..script.run_facts import RunFacts
+from ..script.running import QUIET, compiled, counted_steps, end_of_iteration, run_script
 from .cases import Case, contents
 
-BOOT = f"import runpy, sys; runpy.run_path({boot.__file__!r})['load'](); "
-BOOT += "from dlspeed.refereeing.audit import main; main(sys.argv[1])"
+PROGRAM = boot.program("refereeing.audit")
 GRACE_S = 3.0  # for threads and processes to end after the script
-WATCHED: list[tuple[Any, str]] = [
-    (time, "perf_counter"),
-    (time, "time"),
-    (time, "monotonic"),
-    (time, "process_time"),
-    (time, "sleep"),
+# What a script may not replace: it shows its steps, its losses and the time they take.
+GUARDED = [
+    *(hooks.BACKWARD, hooks.STEP_MADE, *hooks.CLOCKS, *hooks.SEEDS),
+    *(hooks.Point(time, name) for name in ("process_time", "sleep")),
+    *(hooks.Point(Tensor, name) for name in ("backward", "item")),
+    *(hooks.Point(nn.Module, name) for name in ("__call__", "_call_impl")),
+    *(hooks.Point(functional, name) for name in ("cross_entropy", "mse_loss")),
+    hooks.Point(torch.cuda, "synchronize"),
 ]
-WATCHED += [(Tensor, "backward"), (torch.autograd, "backward"), (nn.Module, "__call__"), (nn.Module, "_call_impl")]
-WATCHED += [(torch, "manual_seed"), (torch.optim.Optimizer, "profile_hook_step"), (torch.Tensor, "item")]
-WATCHED += [(torch.cuda, "synchronize"), (torch.nn.functional, "cross_entropy"), (torch.nn.functional, "mse_loss")]
 
 
 @dataclass
@@ -124,7 +119,7 @@ def _run(order: dict[str, Any], folder: Path, words: IO[bytes], limit: float, re
     """Let a process do what `main` is ordered, and end all that it started; why it failed, if it did."""
     began, mark = time.monotonic(), uuid.uuid4().hex
     process = subprocess.Popen(
-        [sys.executable, "-c", BOOT, json.dumps(order)],
+        [sys.executable, "-c", PROGRAM, json.dumps(order)],
         env=os.environ | QUIET | {trees.MARK: mark},
         cwd=folder,
         pass_fds=[order["report"]],
@@ -150,23 +145,17 @@ def _run(order: dict[str, Any], folder: Path, words: IO[bytes], limit: float, re
 
 def main(order_text: str) -> None:
     order = SimpleNamespace(**json.loads(order_text))
-    report, home = os.fdopen(order.report, "w", buffering=1), os.getcwd()
+    report = os.fdopen(order.report, "w", buffering=1)
 
     def tell(**line: Any) -> None:
         line.pop("facts", None)
         if line:
             report.write(json.dumps(line) + "\n")
 
-    folder = scratch.Scratch(order.root, [home])
-    os.chdir(folder.mirror_working_folder(home))
-    scratch.install(folder)
-    sight.user_path = folder.user_path
-    child.fix_seeds(order.seed)
-    child.shift_port()
-    for set_seed in (random.seed, np.random.seed, torch.manual_seed):
-        set_seed(0)
-    seeing, work, ends_iteration = sight.Sight(sys.maxsize), Work(), end_of_iteration()
-    seeing.install()
+    sandbox.enter(order.root, [os.getcwd()], order.seed)
+    sandbox.begin_seeds()
+    facts, work, ends_iteration = RunFacts(tell, sys.maxsize), Work(), end_of_iteration()
+    facts.install()
     hook = nn.modules.module.register_module_forward_pre_hook(work.see)
     origins: dict[int, Tensor] = {}  # each parameter after the first step
 
@@ -176,15 +165,16 @@ def main(order_text: str) -> None:
         tell(moved=[moved], parameters=sum(map(Tensor.numel, origins.values())))
         if optimizer is None or ends_iteration(optimizer):
             tell(steps=1, **work.take())
-            seeing.iteration_ended(tell)
+            facts.iteration_ended()
 
     with counted_steps(stepped):
-        kept = [(holder, name, getattr(holder, name)) for holder, name in WATCHED]
-        code = run_script.run_script(run_script.compiled(order.command[0]), order.command)
-        patched = [name for holder, name, before in kept if getattr(holder, name) is not before]
+        before = [getattr(*point) for point in GUARDED]
+        code = run_script(compiled(order.command[0]), order.command)
+        after = [getattr(*point) for point in GUARDED]
+    patched = [point.name for point, was, now in zip(GUARDED, before, after, strict=True) if now is not was]
     patched += [] if hook.id in nn.modules.module._global_forward_pre_hooks else ["hooks"]
     tell(steps=int(bool(origins)), **work.take())  # the first, whose beginning nothing showed
-    seeing.tell_losses(tell)
+    facts.tell_losses()
     tell(broke=[f"patched: {', '.join(patched)}"] if patched else [])
     tell(broke=["a thread left running"] if _threads() else [])
     sys.exit(code)

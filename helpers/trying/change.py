@@ -2,18 +2,17 @@
 
 A change is applied in the script's process before the script begins: it replaces functions of torch, or waits for the
 optimizer to be built and then changes the modules whose parameters it was given. `facts` are what an unchanged run
-showed (`sight`); from them a change knows whether it applies, and where.
+showed (`script.run_facts`); from them a change knows whether it applies, and where.
 """
 
-import functools
 import inspect
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
-from . import sight
+from ..script import hooks, run_facts
 from .edits import Edit, Keywords, Lines, Shell
 
 Facts = Mapping[str, Any]
@@ -60,7 +59,7 @@ class Loader(Change):
 
     def apply(self, facts: Facts) -> None:
         for key, options in self._sites(facts).items():
-            with_options(DataLoader, options, {tuple(facts["loaders"][key]["site"])})
+            with_options(hooks.LOADER_BUILT, options, {tuple(facts["loaders"][key]["site"])})
 
     def edits(self, facts: Facts) -> list[Edit]:
         edits: list[Edit] = []
@@ -92,35 +91,34 @@ class OnModels(Change):
     def apply(self, facts: Facts) -> None:
         changed: set[int] = set()
 
-        def built(optimizer: torch.optim.Optimizer, frame: Any) -> None:
-            site = sight.site_of(frame)
+        def built(init: Callable[..., None], optimizer: torch.optim.Optimizer, *arguments: Any, **options: Any) -> None:
+            init(optimizer, *arguments, **options)
+            frame = run_facts.user_frame(sys._getframe(1))
+            site = run_facts.site_of(frame)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            for name, module in sight.models_at(frame, parameters):
+            for name, module in run_facts.models_at(frame, parameters):
                 if id(module) not in changed:
                     changed.add(id(module))
                     frame.f_globals.setdefault("torch", torch)
-                    exec(
-                        "\n".join(self.code(sight.describe(name, module, site))), frame.f_globals, dict(frame.f_locals)
-                    )
+                    code = "\n".join(self.code(run_facts.describe(name, module, site)))
+                    exec(code, frame.f_globals, dict(frame.f_locals))
 
-        sight.WHEN_BUILT.append(built)
+        hooks.wrap({hooks.OPTIMIZER_BUILT: built})
 
     def edits(self, facts: Facts) -> list[Edit]:
         models = facts["models"].values()
         return [Lines(tuple(each["site"]), code) for each in models if (code := self.code(each))]
 
 
-def with_options(kind: type, options: Mapping[str, Any], sites: set[tuple] | None = None) -> None:
+def with_options(constructor: hooks.Point, options: Mapping[str, Any], sites: set[tuple] | None = None) -> None:
     """Let a constructor that is called at one of these lines, or anywhere, have these options."""
-    init = kind.__init__
-    signature = inspect.signature(init)
+    signature = inspect.signature(getattr(*constructor))
 
-    @functools.wraps(init)
-    def built(holder: Any, *arguments: Any, **given: Any) -> None:
-        if sites is None or sight.site_of_caller() in sites:
+    def built(init: Callable[..., None], holder: Any, *arguments: Any, **given: Any) -> None:
+        if sites is None or run_facts.site_of_caller() in sites:
             bound = signature.bind(holder, *arguments, **given)
             bound.arguments.update(options)
             arguments, given = bound.args[1:], bound.kwargs
         init(holder, *arguments, **given)
 
-    kind.__init__ = built
+    hooks.wrap({constructor: built})

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..lab import multiplies_half
 from ..lab.cpu import KEPT
+from ..script import hooks
 from . import probes
 from .change import OF_ALL, OF_OPERATORS, OF_OPTIMIZER, Change, Facts, Loader, OnModels, with_options
 from .edits import Call, Edit, Keywords, Lines
@@ -49,7 +49,7 @@ class OneOptimizerKernel(Change):
     def apply(self, facts: Facts) -> None:
         sites = {tuple(site) for site, _, _ in self._sites(facts)}
         for kind, option in FAST.items():
-            with_options(getattr(torch.optim, kind), {option: True}, sites)
+            with_options(hooks.built(getattr(torch.optim, kind)), {option: True}, sites)
 
     def edits(self, facts: Facts) -> list[Edit]:
         return [Keywords(tuple(site), kind, {option: "True"}) for site, kind, option in self._sites(facts)]
@@ -95,8 +95,8 @@ class SetToNone(Change):
         return "" if "zero_grad" in facts["calls"] else "gradients are set to none already"
 
     def apply(self, facts: Facts) -> None:
-        for kind in (torch.optim.Optimizer, nn.Module):
-            kind.zero_grad = lambda holder, set_to_none=True, zero_grad=kind.zero_grad: zero_grad(holder, True)
+        to_none = lambda zero_grad, holder, set_to_none=True: zero_grad(holder, True)  # noqa: E731
+        hooks.wrap(dict.fromkeys(hooks.ZEROED, to_none))
 
     def edits(self, facts: Facts) -> list[Edit]:
         return [Call(tuple(site), "zero_grad", "{}()") for site in facts["calls"]["zero_grad"]]
@@ -134,7 +134,7 @@ class NoAutocast(Change):
         return "" if facts["calls"].get("autocast") else "the script uses no autocast"
 
     def apply(self, facts: Facts) -> None:
-        with_options(torch.autocast, {"enabled": False})
+        with_options(hooks.AUTOCAST_BUILT, {"enabled": False})
 
     def edits(self, facts: Facts) -> list[Edit]:
         return [Keywords(tuple(site), "autocast", {"enabled": "False"}) for site in facts["calls"]["autocast"]]
@@ -195,16 +195,14 @@ class KeptPages(Change):
 class SwitchedOff(Change):
     """A mode that the script switches on stays off."""
 
-    holder: Any = None  # of the function that switches it
-    function = ""
+    switch: hooks.Point
     calls: Mapping[str, str] = {}  # of the script's that are replaced, and by what
 
     def missing_because(self, facts: Facts) -> str:
         return "" if facts[self.name] else "it is off"
 
     def apply(self, facts: Facts) -> None:
-        switch = getattr(self.holder, self.function)
-        setattr(self.holder, self.function, lambda *_, **options: switch(False, **options))
+        hooks.wrap({self.switch: lambda switch, *_, **options: switch(False, **options)})
 
     def edits(self, facts: Facts) -> list[Edit]:
         seen = facts["calls"]
@@ -215,7 +213,7 @@ class NoAnomalies(SwitchedOff):
     """No search for the origin of NaN in each backward."""
 
     name, share = "no-anomaly-mode", 0.4
-    holder, function = torch, "set_anomaly_enabled"
+    switch = hooks.ANOMALIES
     calls: Mapping[str, str] = {
         "set_detect_anomaly": "{}(False)",
         "detect_anomaly": "torch.autograd.set_detect_anomaly(False)",
@@ -226,7 +224,7 @@ class NotDeterministic(SwitchedOff):
     """Algorithms that may add in another order."""
 
     name = "not-deterministic"
-    holder, function = torch._C, "_set_deterministic_algorithms"
+    switch = hooks.DETERMINISM
     calls: Mapping[str, str] = {"use_deterministic_algorithms": "{}(False)"}
 
 
@@ -241,7 +239,7 @@ class AllThreads(SwitchedOff):
         return "there is a thread for each core" if facts["threads"] >= self.cores else ""
 
     def apply(self, facts: Facts) -> None:
-        torch.set_num_threads = lambda _: None
+        hooks.wrap({hooks.THREADS: lambda *_: None})
 
 
 class OneThread(Change):

@@ -4,23 +4,20 @@ They are tried in turns as changes are. Evaluation is no probe but counted in th
 hold its share of what happens rarely.
 """
 
-import builtins
 import gc
 import io
 import itertools
 import logging
 import os
-from collections.abc import Iterator
-from importlib.machinery import SourceFileLoader
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
-from ..watching import run_script
-from ..watching.observe import is_library
+from ..script import hooks, running
+from ..script.stacks import is_library
 from .change import OF_ALL, Change, Facts
 from .output import without_output
 
@@ -36,16 +33,14 @@ class SameBatch(Change):
         return "" if trained else "batches come from no DataLoader"
 
     def apply(self, facts: Facts) -> None:
-        iterate = DataLoader.__iter__
-
-        def again(loader: Any) -> Iterator[Any]:
+        def again(iterate: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
             if not torch.is_grad_enabled():
                 return iterate(loader)
             if not hasattr(loader, "_first"):
                 loader._first = next(iterate(loader))
             return itertools.repeat(loader._first, len(loader))
 
-        DataLoader.__iter__ = again  # type: ignore[method-assign]
+        hooks.wrap({hooks.LOADER_BEGUN: again})
 
 
 class NoOutput(Change):
@@ -55,15 +50,14 @@ class NoOutput(Change):
     parts = ("Python", "idle")
 
     def apply(self, facts: Facts) -> None:
-        builtins.print = _nothing
         logging.disable(logging.CRITICAL)
-        get_code = SourceFileLoader.get_code
+        compiled = hooks.Point(running, "compiled")
+        hooks.wrap({hooks.PRINT: _printed, hooks.SOURCE: _code, compiled: lambda _, script: _silent(script)})
 
-        def code(loader: Any, name: str) -> Any:
-            path = loader.get_filename(name)
-            return get_code(loader, name) if is_library(path) else _silent(path)
 
-        SourceFileLoader.get_code, run_script.compiled = code, _silent  # type: ignore[method-assign]
+def _code(get_code: Callable[..., Any], loader: Any, name: str) -> Any:
+    path = loader.get_filename(name)
+    return get_code(loader, name) if is_library(path) else _silent(path)
 
 
 def _silent(script: str) -> CodeType:
@@ -71,9 +65,13 @@ def _silent(script: str) -> CodeType:
     return compile(tree, os.path.abspath(script), "exec", dont_inherit=True)
 
 
-def _nothing(*_: Any, file: Any = None, **__: Any) -> None:
+def _printed(_print: Callable[..., None], *_: Any, file: Any = None, **__: Any) -> None:
     if isinstance(file, io.StringIO):  # text that the script reads back
         file.write("\n")
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 class NoCollection(Change):
@@ -84,7 +82,7 @@ class NoCollection(Change):
 
     def apply(self, facts: Facts) -> None:
         gc.disable()
-        gc.collect = _nothing
+        hooks.wrap({hooks.COLLECT: _nothing})
 
 
 class NoCheckpoint(Change):
@@ -93,7 +91,7 @@ class NoCheckpoint(Change):
     kind, name, parts = "probe", "no-checkpoint", ()  # only where a finding says so
 
     def apply(self, facts: Facts) -> None:
-        torch.save = _nothing
+        hooks.wrap({hooks.SAVE: _nothing})
 
 
 PROBES = (SameBatch, NoOutput, NoCollection, NoCheckpoint)

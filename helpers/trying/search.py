@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ..faults import entries
+from ..findings.diagnose import diagnose
 from ..lab.arguments import check_choice
 from ..lab.estimate import NEGLIGIBLE
 from ..lab.memory import GIB
 from ..lab.trials import ProgramError
 from ..lab.trials.programs import SILENCE_S
-from ..profiling import diagnose
 from . import changes, losses
 from .answer import COUNTED, LEAST, Result, Tried
 from .edits import diff

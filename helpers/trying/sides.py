@@ -18,29 +18,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import boot
 from ..lab.cpu import KEPT
 from ..lab.estimate import AT_A_LOOK, EFFECT, MOST_LOOKS, PRECISION, Estimate, estimate, verdict_class
 from ..lab.trials import Program, ProgramError
 from ..lab.trials.programs import Living, living, log_ratios, take_pairs
 from ..lab.trials.start_noise import start_noise
-from . import changes, child
+from ..script.running import QUIET
+from . import changes
+
+PROGRAM = boot.program("trying.child")
 
 TURN_S, TURN_STEPS = 0.25, 4  # a turn's least length; one more step is left out before
 LONG_S = 0.5  # a turn of longer steps has fewer, down to one, of which none is left out
 HOPELESS = 1.5  # a change that takes so many times as long gets the fewest turns
 PATIENCE_S = 10.0  # without an answer, beyond twice the seconds of a start
 PAIRS = 8  # that are waited for
-QUIET = {
-    "WANDB_MODE": "disabled",
-    "WANDB_DISABLED": "true",
-    "MLFLOW_TRACKING_URI": "file:./mlruns",
-    "COMET_MODE": "DISABLED",
-    "NEPTUNE_MODE": "debug",
-    "CLEARML_OFFLINE_MODE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONHASHSEED": "0",
-}
 
 
 @dataclass
@@ -123,7 +116,7 @@ class Sides:
         environment |= self.kept if side.kept else {}
         for name in side.names:
             environment |= changes.ALL[name].environment
-        command = [side.python, "-c", child.BOOT, json.dumps(order)]
+        command = [side.python, "-c", PROGRAM, json.dumps(order)]
         return Program(" + ".join(side.names) or side.command[0], command, environment=environment)
 
     def fit_turn(self, process: Living, seconds: float) -> float:

@@ -4,10 +4,10 @@ import pytest
 import torch
 from cases import loops
 
-from helpers.profiling.account import COMPUTE, IDLE, device_account, step_ms, timeline
-from helpers.profiling.diagnose import diagnose
-from helpers.profiling.read_trace import read_trace
-from helpers.profiling.trace import KERNEL
+from helpers.findings.account import COMPUTE, IDLE, device_account, step_ms, timeline
+from helpers.findings.diagnose import diagnose
+from helpers.findings.trace import KERNEL
+from helpers.findings.trace_file import read_trace
 
 pytestmark = pytest.mark.alone  # a host that has others' work, too, is what is slow
 PLANTS = loops.ON_CPU | loops.ON_CUDA_ONLY

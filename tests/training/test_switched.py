@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_cases import plain_gpt_state, plain_vit_state
 
-from helpers.profiling import diagnose
+from helpers.findings.diagnose import diagnose
 from helpers.training import CLOTHES, LANGUAGE
 
 SLOW = frozenset()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.profiling.diagnosis import MEASURED, Finding
+from helpers.findings.summary import MEASURED, Finding
 from helpers.trying.answer import Result, Tried, text
 
 FASTER = Tried("optimizer", "change", 0.2, 0.15, 0.25, "faster", "bitwise equal, 9 steps")

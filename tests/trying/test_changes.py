@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.profiling import account
+from helpers.findings import account
 from helpers.trying import changes, edits
 from helpers.trying.sides import Side, Sides, read
 

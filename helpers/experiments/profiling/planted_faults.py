@@ -15,11 +15,11 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ...faults import planted_by
+from ...findings.trace import Trace
+from ...findings.trace_file import read_trace
 from ...lab import device
 from ...lab.timing import between_ms, moment, synchronize
 from ...pictures import cores, local_photos
-from ...profiling.read_trace import read_trace
-from ...profiling.trace import Trace
 from ...text import local_wikitext
 from ...training.step import WARM_UP
 from ...training.switched import CLOTHES, LANGUAGE, Switched

@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 from ...faults import entries, planted_by
+from ...findings.diagnose import diagnose
 from ...lab import Worth, experiment
 from ...lab.machine import missing_because
 from ...lab.records import Row
 from ...lab.records.experiment import LAST
-from ...profiling import diagnose
 from ...trying import try_edited, try_script
 from ...trying.answer import Tried
 

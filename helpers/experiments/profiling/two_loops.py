@@ -8,12 +8,12 @@ import pandas as pd
 import torch
 from torch import nn
 
+from ...findings.account import timeline as read_timeline
+from ...findings.diagnose import diagnose as read_diagnosis
+from ...findings.summary import LEAST
 from ...lab import Worth, experiment, half_dtype, multiplies_half
 from ...lab.ceilings import copy, matmul
 from ...lab.records import Row
-from ...profiling.account import timeline as read_timeline
-from ...profiling.diagnose import diagnose as read_diagnosis
-from ...profiling.diagnosis import LEAST
 from ...profiling.module_profiler import ModuleProfiler
 from .layer_costs import CalledLayers
 from .planted_faults import (

@@ -1,0 +1,259 @@
+"""What is slow in a training loop, read from a profile of it.
+
+    with profile(schedule=schedule(wait=1, warmup=2, active=5, repeat=1), record_shapes=True, with_stack=True) as prof:
+        for batch in loader:
+            train_step(batch)
+            prof.step()
+    print(diagnose(prof))           # or diagnose("trace.json.gz"), or a folder with a file for each rank
+
+Findings about sizes need `record_shapes`; source lines need `with_stack`, which slows the host: record costs without.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ..script.observation import COSTS, PLACES, Observation, read_observation
+from . import account, caveats, ranks
+from .intervals import union
+from .loop import Loop
+from .rules import convolutions, host_work, needless, on_cpu, products, unrecorded, waiting
+from .scene import Scene
+from .source_places import backward_shares
+from .summary import LEAST, Diagnosis, Finding, change_first
+from .trace import NO_SHAPES, NO_STACKS, Note, Trace
+from .trace_file import read_trace
+
+START_UP_MATTERS = 0.1  # of the time: the verdict names it
+MOSTLY = 0.75  # of the time in start-up: then nothing else can be judged
+Source = Trace | torch.profiler.profile | str | Path
+OBSERVED = re.compile(r"observed(\d*)\.json")  # what was seen of the unprofiled loop, by rank
+# Kinds of notes for which the profile with stacks is read
+NAME_LINES = {"host synchronisation", "deterministic cuDNN", "graph kept in evaluation", products.RATE}
+
+
+RULES: Sequence[Callable[[Scene], Iterable[Finding]]] = [
+    *waiting.RULES, *host_work.RULES, *convolutions.RULES, *needless.RULES,
+]  # fmt: skip
+DETAILED_RULES: Sequence[Callable[[Scene], Iterable[Finding]]] = [  # only shapes or stacks show what they find
+    *host_work.DETAILED_RULES, *products.DETAILED_RULES, *convolutions.DETAILED_RULES, *on_cpu.DETAILED_RULES,
+    *needless.DETAILED_RULES,
+]  # fmt: skip
+
+
+def diagnose(profile: Source, *, places: Source | None = None, least: float = LEAST) -> Diagnosis:
+    """Where a step's time goes, what bounds it, and what to change first, from a live profile or a saved trace.
+
+    A folder holds a profile for each rank; the one that the others wait for is diagnosed. `places` is a second profile
+    of the loop with stacks and shapes: it tells source lines and sizes, `profile` the costs. Findings that could bring
+    less than the share `least` are left out.
+    """
+    return read_and_diagnose(profile, places=places, least=least)[0]
+
+
+def read_and_diagnose(
+    profile: Source, *, places: Source | None = None, least: float = LEAST
+) -> tuple[Diagnosis, Trace]:
+    """The diagnosis of one profile or folder, and the trace that it is of."""
+    source = Path(profile) if isinstance(profile, str | Path) else None
+    about_ranks: list[Note] = []
+    observed: dict[int, Observation] = {}
+    if source and source.is_dir():
+        observed = _observed(source)
+        source, profile, about_ranks, places = _in_folder(source)
+    trace = read_trace(profile)
+    diagnosis, findings = _diagnosed(trace, least)
+    gone_back: dict[tuple[str, str], float] = {}
+    by_line: dict[str, float] = {}
+    if places is not None:
+        stacks = read_trace(places)
+        gone_back, by_line = (backward_shares(stacks), needless.products_by_line(stacks)) if observed else ({}, {})
+        detailed, located = _diagnosed(stacks, 0.0)  # stacks slow the host: a share may be below `least`
+        findings = _located(findings, located, diagnosis, detailed, least)
+        # On a CPU most findings need shapes, so only the second profile knows what no finding explains.
+        taken = NAME_LINES if diagnosis.account else NAME_LINES | {caveats.NOT_EXPLAINED}
+        notes = [note for note in diagnosis.notes if note.kind not in taken | {NO_STACKS, NO_SHAPES}]
+        notes += [note for note in detailed.notes if note.kind in taken]
+        diagnosis = replace(diagnosis, notes=tuple(notes))
+    if observed:
+        rank = re.fullmatch(r"rank(\d+)\.json\.gz", source.name) if source else None
+        loop = Loop(observed.get(int(rank[1]) if rank else 0) or next(iter(observed.values())), gone_back)
+        diagnosis, findings = _with_observed(diagnosis, findings, loop, least)
+        if places is not None and not diagnosis.account:
+            findings += unrecorded.costly_line(loop, by_line, findings)
+        findings = unrecorded.ranked([*findings, *unrecorded.late_rank(observed)])
+    return replace(
+        diagnosis,
+        verdict=diagnosis.verdict + change_first(findings),
+        findings=tuple(findings),
+        warnings=(*about_ranks, *diagnosis.warnings),
+        source=source,
+    ), trace
+
+
+def _observed(folder: Path) -> dict[int, Observation]:
+    """What was observed of each rank beside the profiles in a folder."""
+    files = {int(each[1] or 0): file for file in folder.iterdir() if (each := OBSERVED.fullmatch(file.name))}
+    return {rank: read_observation(file) for rank, file in sorted(files.items())}
+
+
+def _with_observed(
+    diagnosis: Diagnosis, findings: list[Finding], loop: Loop, least: float
+) -> tuple[Diagnosis, list[Finding]]:
+    """What the profile shows and what the unprofiled loop showed, as shares of the latter's time."""
+    if not loop.enough:
+        return diagnosis, findings
+    idle = diagnosis.account[account.IDLE] if diagnosis.account else 1.0
+    new = [_at_most(f, idle if f.finding in unrecorded.OF_HOST else 1.0) for f in unrecorded.loop_findings(loop, least)]
+    new = [finding for finding in new if finding.gain_share >= least or finding.urgent]
+    names = {finding.finding for finding in new}
+    inside = 1 - loop.outside
+    scaled = [replace(f, gain_share=f.gain_share * inside) for f in findings if f.finding not in names]
+    scaled = [_at_most(f, loop.updating if f.part == account.UPDATING else 1.0) for f in scaled]
+    warnings = (*caveats.loop_warnings(loop), *diagnosis.warnings)
+    notes = (*caveats.loop_notes(loop), *diagnosis.notes)
+    diagnosis = replace(diagnosis, lines=tuple(loop.lines()), warnings=warnings, notes=notes)
+    return diagnosis, new + [finding for finding in scaled if finding.gain_share >= least]
+
+
+def _at_most(finding: Finding, share: float) -> Finding:
+    """The finding with a gain of at most this share.
+
+    Of the host's work on a GPU's loop no more can be gained than the device idles; of an optimizer's steps no more than
+    they take in all the iterations that were seen, of which few are recorded.
+    """
+    share = min(finding.gain_share, share)
+    return replace(finding, gain_share=share, gain_ms=finding.gain_ms * share / max(finding.gain_share, 1e-9))
+
+
+def _diagnosed(trace: Trace, least: float) -> tuple[Diagnosis, list[Finding]]:
+    """The diagnosis without its findings, and all of them."""
+    scene = Scene(trace)
+    findings = _findings(scene, least)
+    notes = [*products.reached(scene), *caveats.notes(scene), *needless.kept_graph(trace), *waiting.on_a_gpu(scene)]
+    notes += [*caveats.unexplained(scene, findings), *trace.notes]
+    bound = _bound(scene)
+    diagnosis = Diagnosis(
+        verdict=_verdict(scene, bound),
+        bound=bound,
+        steps=len(trace.steps),
+        step_ms=account.step_ms(trace),
+        account=scene.shares if scene.account else None,
+        idle=scene.account.idle_shares if scene.account else {},
+        host=None if scene.account else scene.shares,
+        findings=(),
+        notes=tuple(notes),
+        warnings=tuple(caveats.warnings(scene)),
+    )
+    return diagnosis, findings
+
+
+def _located(
+    findings: list[Finding], located: list[Finding], costs: Diagnosis, detailed: Diagnosis, least: float
+) -> list[Finding]:
+    """The findings with the places of another profile, and that profile's own, which need stacks or shapes.
+
+    What only those show may be the better advice, too: a profile without stacks doesn't hold who emptied a cache.
+
+    Stacks slow the host, so of the latter the share of their part of the account counts.
+    """
+    by_name = {finding.finding: finding for finding in located}
+    placed = []
+    for finding in findings:
+        if other := by_name.get(finding.finding):
+            advice = other.advice if finding.detailed else finding.advice
+            finding = replace(finding, where=other.where, advice=advice)
+        placed.append(finding)
+    names = {finding.finding for finding in findings}
+    for other in (f for f in located if f.finding not in names and f.detailed):
+        part = other.part
+        share = other.gain_share * (costs.parts.get(part, 1.0) / max(detailed.parts.get(part, 1.0), 1e-9))
+        if share >= least:
+            placed.append(replace(other, gain_share=share, gain_ms=share * costs.step_ms, spans=[]))
+    first = {finding.part for finding in findings[:1]}
+    return sorted(placed, key=lambda f: (costs.bound in ("host", "input") and f.part not in first, -f.gain_share))
+
+
+def _in_folder(folder: Path) -> tuple[Path, Source, list[Note], Path | None]:
+    """The rank that the others wait for, or the one profile of a run without ranks; the source lines of any."""
+    places = folder / PLACES if (folder / PLACES).is_file() else None
+    files = [p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p.is_file()]
+    files = sorted(p for p in files if p.name != PLACES and not OBSERVED.fullmatch(p.name))
+    if (folder / COSTS).is_file():
+        files = [folder / COSTS]
+    if not files:
+        raise ValueError(f"{folder} holds no profile (*.json or *.json.gz)")
+    if len(files) == 1:
+        return files[0], files[0], [], places
+    return *ranks.last_to_arrive(files), places
+
+
+def _findings(scene: Scene, least: float) -> list[Finding]:
+    """What could bring the share `least` or more, first what holds the step up, then by gain."""
+    findings = [finding for rule in RULES for finding in rule(scene)]
+    findings += [replace(finding, detailed=True) for rule in DETAILED_RULES for finding in rule(scene)]
+    explained = union([span for f in findings if f.part == account.IDLE for span in f.spans])
+    findings += host_work.slow_launches(scene, explained)
+    findings += on_cpu.small_operators(scene, [f for f in findings if f.part == account.UPDATING])
+    findings = [finding for finding in findings if finding.gain_share >= least]
+    return sorted(findings, key=lambda f: (scene.host_bound and f.part != account.IDLE, -f.gain_share))
+
+
+def _bound(scene: Scene) -> str:
+    """The word for what bounds the step: what takes most, or the host where it never waits for the device."""
+    if scene.account is None:
+        if caveats.launches(scene):
+            return "unknown"
+        words = {
+            "compute": scene.shares[account.OPERATORS] + scene.shares[account.UPDATING],
+            "host": scene.shares[account.PYTHON_CODE],
+            "input": scene.shares[account.LOADING],
+            "copies": scene.shares[account.COPYING],
+        }
+        return max(words, key=words.__getitem__)
+    idle = scene.account.idle_shares
+    of_host = sum(idle.get(reason, 0.0) for reason in account.HOST_REASONS)
+    host = {"host": of_host, "input": idle.get(account.IN_LOADER, 0.0)}
+    if scene.host_bound and idle.get(account.START_UP, 0.0) < MOSTLY:
+        return max(host, key=host.__getitem__)
+    words = host | {
+        "compute": scene.shares[account.COMPUTE],
+        "communication": scene.shares[account.COMMUNICATION],
+        "copies": scene.shares[account.COPIES],
+        "start-up": idle.get(account.START_UP, 0.0) + idle.get(account.BEFORE_FIRST, 0.0),
+        "unknown": idle.get(account.IN_WAIT, 0.0),
+    }
+    return max(words, key=words.__getitem__)
+
+
+_CAUSES = {
+    "compute": "the device is the limit",
+    "host": "the host launches work more slowly than the device does it",
+    "input": "the loader delivers batches more slowly than the device takes them",
+    "communication": "communication is the limit",
+    "copies": "copies are the limit",
+    "start-up": "most of it is start-up, which a training pays once: record after some steps",
+    "unknown": "the device shows no work while the host waits for it",
+}
+_CAUSES_ON_CPU = {
+    "compute": "operators are the limit",
+    "host": "Python is the limit",
+    "input": "the loader is the limit",
+    "copies": "copies of data are the limit",
+    "unknown": "the device's events are missing, only launches are recorded",
+}
+
+
+def _verdict(scene: Scene, bound: str) -> str:
+    largest = sorted(scene.shares.items(), key=lambda share: -share[1])
+    shares = ", ".join(f"{part} {share:.0%}" for part, share in largest if share >= 0.01)
+    verdict = f"{bound}: {(_CAUSES if scene.account else _CAUSES_ON_CPU)[bound]} ({shares})."
+    start_up = scene.account.idle_shares.get(account.START_UP, 0.0) if scene.account else 0.0
+    if bound != "start-up" and start_up >= START_UP_MATTERS:
+        verdict += f" Start-up takes {start_up:.0%} of the time."
+    if scene.host_bound:
+        verdict += " The host doesn't run ahead: it is the device that waits, so faster kernels bring little yet."
+    return verdict

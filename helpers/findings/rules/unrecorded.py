@@ -1,0 +1,290 @@
+"""What no profile shows, as it happens between recorded iterations or in lines: rules from a `Loop` to its findings."""
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from ...script import pace, settings, stacks
+from ...script.observation import Observation
+from ...script.stacks import place, quoted
+from ..loop import Loop, by_line
+from ..summary import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
+
+# Seen by the host's clock, on which a wait for the device counts, too
+OF_HOST = {"Python loop", "garbage collection"}
+MICRO_BATCHES = 8  # of a step, from which on fewer and larger ones are advised
+LEAST_PADDING = 0.05
+LOOP_CALLS = 200  # of a user's function in an iteration, from which on its lines are a loop's
+LOOP_SHARE = 0.1
+LEAST_BACKWARD = 0.01
+DEAR, MULTIPLIES = 0.2, 0.2  # shares: of a line in the time, and of products in a line that is a model's
+GROWS = 16 * 2**20  # bytes that a process may grow by
+PAGE, FAULT_S = 4096, 1e-6  # bytes of a page, and what the kernel takes to clear and map one
+ENDS_S = 3600.0  # memory that is full so soon ends the training
+ANEW = 0.5  # of iterations in which a loader begins anew
+COSTLY, OF_MODELS = "costly line", ("<module>", "forward")  # whose lines are many things' and count one by one
+LEAST_SLOWER = 0.03  # growth of an iteration's time over all that was watched
+MOST_GROWN, THROTTLED = 3, 0.95  # kinds of things that are named; a GPU's clock beside the one at first
+# Findings whose cause is another one's, where that brings half as much
+EXPLAINED = {
+    "small operators": {"Python loop", "small batches"},
+    "waiting for the loader": {"new loader each batch"},
+    "unfused optimizer": {"dense embedding gradients"},
+}
+_ACTIVITIES = {
+    stacks.EVALUATING: "evaluation",
+    stacks.SAVING: "checkpoints",
+    stacks.DRAWING: "drawing",
+    stacks.LOGGING: "logging",
+    stacks.RECOMPUTING: "recomputed activations",
+    stacks.COMPILING: "compiling",
+}
+
+
+def activities(loop: Loop) -> Iterator[Finding]:
+    for activity, fault in _ACTIVITIES.items():
+        if share := loop.activities[activity]:
+            evidence = f"{share:.0%} of the time of {len(loop.iterations)} iterations"
+            if activity == stacks.COMPILING and (again := loop.observation.compiled.get("again")):
+                evidence += f"; compiled again because {again[-1]}"
+            sure = BOUND if activity == stacks.EVALUATING and loop.observation.evaluations < 2 else MEASURED
+            yield loop.finding(fault, share, loop.dearest(activity), evidence, sure)
+
+
+def loader(loop: Loop) -> Iterator[Finding]:
+    waits, inside = loop.activities[stacks.LOADING], loop.activities[stacks.DATASET]
+    if waits + inside < LEAST_PADDING:
+        return
+    evidence = f"{waits + inside:.0%} of the time until a batch is there"
+    for file, line, often in loop.observation.loaders:
+        if often >= ANEW:
+            evidence = f"{often:.2g} times an iteration a loader begins anew; {evidence}"
+            yield loop.finding("new loader each batch", waits + inside, quoted(file, line), evidence, BOUND)
+    workers = loop.observation.workers
+    if inside:
+        where = loop.dearest(stacks.DATASET)
+        evidence += f", {inside:.0%} of it in the dataset's own lines, in the process that trains"
+        case = "in the dataset"
+    else:
+        where, case = loop.dearest(stacks.LOADING), "observed"
+        if workers:
+            file, line, seconds = workers[0]
+            where = quoted(file, line)
+            evidence += f"; that line has {seconds / sum(each for *_, each in workers):.0%} of the workers' time"
+    yield loop.finding("waiting for the loader", waits + inside, where, evidence, case=case)
+
+
+def python_loops(loop: Loop) -> Iterator[Finding]:
+    """Functions of the user's that make many small calls: a loop that could be one call on a batch."""
+    looping = loop.table[(loop.table["activity"] == stacks.COMPUTING) & (loop.table["calls"] >= LOOP_CALLS)]
+    for (file, name), lines in looping.groupby(["file", "function"]):
+        share = lines["share"].sum()
+        if share < LOOP_SHARE:
+            continue
+        evidence = f"{lines['calls'].max():,} calls an iteration from {name}, {share:.0%} of the time"
+        if (back := loop.backward_share(file, name)) >= LEAST_BACKWARD:
+            evidence += f", and {back:.0%} for their backward pass"
+            share += back
+        yield loop.finding("Python loop", share, quoted(*by_line(lines).index[0]), evidence, BOUND)
+
+
+def padding(loop: Loop) -> Iterator[Finding]:
+    positions, padded, shared = loop.observation.padding or (1, 0, 0)
+    if padded / positions < LEAST_PADDING:
+        return
+    share = padded / positions * (loop.activities[stacks.COMPUTING] + loop.activities[stacks.BACKWARD])
+    evidence = f"{padded / positions:.0%} of the positions that embeddings get are constant ends of rows"
+    case = ""
+    if shared >= LEAST_PADDING * positions:
+        evidence += f", {shared / positions:.0%} beyond the longest sample of their batch"
+        case = "fixed"
+    where = "the collate function or the tokenizer"
+    yield loop.finding("padding", share, where, evidence, BOUND, case)
+
+
+def garbage_collection(loop: Loop) -> Iterator[Finding]:
+    share = loop.observation.garbage_s / loop.total
+    evidence = f"{share:.0%} of the time in Python's collector of cycles"
+    asked = next((at for at in map(quoted, loop.table["file"], loop.table["line"]) if "gc.collect" in at), None)
+    case = "asked for" if asked else ""
+    yield loop.finding("garbage collection", share, asked or "wherever objects are made", evidence, case=case)
+
+
+def repeated_backwards(loop: Loop) -> Iterator[Finding]:
+    """Several backward passes in an iteration: through one graph, or of micro-batches."""
+    each, backward = loop.observation.backwards / len(loop.iterations), loop.activities[stacks.BACKWARD]
+    if backward and each >= 1.5 and loop.observation.retained >= 0.5 * len(loop.iterations):
+        evidence = f"{each:.3g} backward passes an iteration, and the graph is kept for the next"
+        fault, repeated = "repeated backward", backward
+    elif backward and each >= MICRO_BATCHES:
+        evidence = f"{each:.3g} micro-batches an iteration"
+        fault, repeated = "small batches", backward + loop.activities[stacks.COMPUTING]
+    else:
+        return
+    yield loop.finding(fault, repeated * (1 - 1 / each), loop.dearest(stacks.BACKWARD), evidence, BOUND)
+
+
+def unclaimed_gradients(loop: Loop) -> Iterator[Finding]:
+    """Backward passes through what nothing trains."""
+    if not loop.observation.unclaimed:
+        return
+    name, count, numbers, passed = loop.observation.unclaimed
+    evidence = f"{count} weights get gradients, {numbers:.0%} of all numbers that do, and no optimizer has them"
+    share = numbers * loop.activities[stacks.BACKWARD] * (0.5 if passed else 1)  # what passes on remains
+    yield loop.finding("gradients without an optimizer", share, f"weights of {name}", evidence, BOUND)
+
+
+def growing_memory(loop: Loop) -> Iterator[Finding]:
+    """Memory that a list of the script's keeps, which costs new pages, and ends the training when it is full.
+
+    Within a loader's first pass nobody can know whether the list lives longer than that.
+    """
+    lasts = loop.observation.epochs > 0 or not (loop.activities[stacks.LOADING] + loop.activities[stacks.DATASET])
+    grown, slope, left = growth(loop.observation.memory, loop.observation.device_bytes, loop.observation.available)
+    for file, line, count, graphs in loop.observation.growing if grown else []:
+        share = slope / PAGE * FAULT_S * 1e3 / loop.step_ms
+        evidence = f"{grown}; a list of {count:,} items gets more here in each iteration"
+        finding = loop.finding("growing memory", share, quoted(file, line), evidence, ESTIMATE, "graphs" * graphs)
+        yield replace(finding, urgent=lasts and left * loop.step_ms / 1e3 < ENDS_S)
+
+
+def anomaly_detection(loop: Loop) -> Iterator[Finding]:
+    """It notes a traceback for each operation, and looks for NaN in each gradient."""
+    if loop.observation.anomaly:
+        share = loop.activities[stacks.NOTING] + loop.activities[stacks.BACKWARD]
+        evidence = f"{loop.activities[stacks.NOTING]:.0%} of the time notes tracebacks; each gradient is checked"
+        where = loop.observation.settings.get(settings.ANOMALY, "")
+        yield loop.finding("anomaly detection", share, where, evidence, BOUND)
+
+
+def slower_and_slower(loop: Loop) -> Iterator[Finding]:
+    """Iterations that take longer and longer, with the line that does and what there is more and more of."""
+    watched = loop.observation.pace
+    found, looks = pace.trend(watched.get("blocks", [])), watched.get("looks", [])
+    if not found or found.low * found.minutes < LEAST_SLOWER:
+        return
+    times = f"{milliseconds(found.first_ms)} at first and {milliseconds(found.last_ms)} {found.minutes:.3g} minutes"
+    evidence = f"a step took {times} later; {found.growth:.0%} ({found.low:.0%} to {found.high:.0%}) more a minute"
+    more = pace.grown(looks)
+    if more:
+        evidence += f"; an iteration adds {', '.join(f'{each:.2g} {name}' for name, each in more[:MOST_GROWN])}"
+    clocks = [look["counted"][pace.CLOCK] for look in looks if pace.CLOCK in look["counted"]]
+    if falls := bool(clocks) and clocks[-1] < THROTTLED * clocks[0]:
+        hot = looks[-1]["counted"].get(pace.CELSIUS, 0)
+        evidence += f"; the GPU's clock fell from {clocks[0]:,.0f} to {clocks[-1]:,.0f} MHz at {hot:.0f} °C"
+    line = pace.later_line(looks)
+    its_own = line is not None and line[1] * 1e3 > (found.last_ms - found.first_ms) / 4  # half, between the halves
+    case = "" if more else "hot" if falls else "line" if its_own else "else"
+    where = quoted(*line[0]) if line else "all lines alike"
+    share = 1 - found.first_ms / found.last_ms
+    yield loop.finding("slower and slower", share, where, evidence, case=case)
+
+
+def repeated_averaging(loop: Loop) -> Iterator[Finding]:
+    """Gradients that the ranks average more than once before a step."""
+    each = loop.observation.averaged / len(loop.iterations)
+    if each >= 1.5 and loop.activities[stacks.BACKWARD]:
+        evidence = f"{each:.3g} times an iteration DistributedDataParallel averages all gradients over the ranks"
+        share = (1 - 1 / each) * loop.activities[stacks.BACKWARD]
+        yield loop.finding("gradients averaged too often", share, loop.dearest(stacks.BACKWARD), evidence, BOUND)
+
+
+RULES: tuple[Callable[[Loop], Iterator[Finding]], ...] = (
+    activities,
+    loader,
+    python_loops,
+    padding,
+    garbage_collection,
+    repeated_backwards,
+    unclaimed_gradients,
+    growing_memory,
+    anomaly_detection,
+    slower_and_slower,
+    repeated_averaging,
+)
+
+
+def loop_findings(loop: Loop, least: float) -> list[Finding]:
+    """What all rules find that could bring so much of the time, or ends the training."""
+    if not loop.enough:
+        return []
+    return [found for rule in RULES for found in rule(loop) if found.gain_share >= least or found.urgent]
+
+
+def costly_line(loop: Loop, products: Mapping[str, float], findings: list[Finding]) -> Iterator[Finding]:
+    """The line that computes longest of those that hardly multiply matrices, by the products in each.
+
+    What is no model's `forward` counts with all of its lines, unless it is mostly gone back through: that is part
+    of a model. None where a finding explains half of the time: one that names the line, or small operators, of
+    which `products` knows the lines.
+    """
+    lines = loop.table[loop.table["activity"] == stacks.COMPUTING] if loop.enough else loop.table[:0]
+    share_of = [products.get(place(row.file, row.line), 0.0) for row in lines.itertuples()]
+    lines = lines.loc[[share < MULTIPLIES for share in share_of]]
+    whole = lines["function"].where(~lines["function"].isin(OF_MODELS), lines["line"])
+    groups = [group for _, group in lines.groupby(["file", whole]) if not _of_model(loop, group)]
+    for group in sorted(groups, key=lambda group: -group["share"].sum())[:1]:
+        dearest, share = by_line(group).index[0], group["share"].sum()
+        called = any(place(row.file, row.line) in products for row in group.itertuples())
+        explained = (
+            f.gain_share
+            for f in findings
+            if f"{place(*dearest)} " in f"{f.where} " or (called and f.finding == "small operators")
+        )
+        if share >= DEAR and max(explained, default=0.0) < share / 2:
+            evidence = f"{share:.0%} of the time in {group['function'].iloc[0]}, hardly any of it in matrix products"
+            yield loop.finding(COSTLY, share, quoted(*dearest), evidence, BOUND)
+
+
+def _of_model(loop: Loop, lines: pd.DataFrame) -> bool:
+    """Whether a function's lines are mostly gone back through."""
+    file, function = lines["file"].iloc[0], lines["function"].iloc[0]
+    return function not in OF_MODELS and loop.backward_share(file, function) >= lines["share"].sum() / 2
+
+
+def ranked(findings: list[Finding]) -> list[Finding]:
+    """In order: what ends the training, then by gain; without what another one explains."""
+    gains = {finding.finding: finding.gain_share for finding in findings}
+    causes = {f.finding: [gains.get(cause, 0.0) for cause in EXPLAINED.get(f.finding, ())] for f in findings}
+    left = [f for f in findings if max(causes[f.finding], default=0.0) < f.gain_share / 2 or not f.gain_share]
+    return sorted(left, key=lambda finding: (not finding.urgent, -finding.gain_share))
+
+
+def growth(memory: Sequence[tuple[int, int, int]], device_bytes: int, available: int = 0) -> tuple[str, float, float]:
+    """The memory that every iteration adds, of the second half of what was observed: in words, bytes, iterations left.
+
+    ("", 0, 0) if it stays.
+    """
+    later = memory[len(memory) // 2 :]
+    if len(later) < 4:
+        return "", 0.0, 0.0
+    for column, name in ((2, "the device"), (1, "the process")):
+        counts, sizes = [row[0] for row in later], [row[column] for row in later]
+        slope, _ = statistics.linear_regression(counts, sizes)
+        rising = sum(after > before for before, after in itertools.pairwise(sizes))
+        if sizes[-1] - sizes[0] > GROWS and rising >= 0.7 * (len(sizes) - 1):
+            free = max(device_bytes - sizes[-1], 0) if column == 2 else available
+            text = f"memory of {name} grows by {slope / 2**20:.1f} MiB an iteration"
+            return f"{text}, and is full after {free / slope:,.0f} more" if free else text, slope, free / slope
+    return "", 0.0, 0.0
+
+
+def late_rank(ranks: Mapping[int, Observation]) -> list[Finding]:
+    """The rank whose own work, outside of backward and collectives, takes longest: the others wait for it."""
+    loops = {rank: Loop(seen) for rank, seen in ranks.items() if seen.iterations}
+    if len(loops) < 2:
+        return []
+    together = (stacks.BACKWARD, stacks.COMMUNICATING)
+    own = {rank: (1 - sum(loop.activities[name] for name in together)) * loop.step_ms for rank, loop in loops.items()}
+    last = max(own, key=own.__getitem__)
+    loop, others = loops[last], statistics.median(ms for rank, ms in own.items() if rank != last)
+    share = (own[last] - others) / loop.step_ms
+    if share < 0.1:
+        return []
+    where = quoted(*by_line(loop.table[~loop.table["activity"].isin(together)]).index[0])
+    evidence = f"rank {last} is late: {milliseconds(own[last])} an iteration of its own work"
+    evidence += f"; the others' take {milliseconds(others)} and wait for it"
+    return [loop.finding("late rank", share, where, evidence)]

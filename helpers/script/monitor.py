@@ -1,0 +1,282 @@
+"""What a training does while nothing slows it: where its wall time goes, line by line, and what no operator shows.
+
+A thread looks at the stack of the thread that trains, a hundred times a second, and charges the time since its last
+look to the innermost line of the user's code, and to what a library does for it there: waiting for the loader, saving,
+drawing. A library's own time goes to the line that called it. Beside that are counted: the time of each iteration, the
+memory of the process and the device, padded positions of what embeddings are given, garbage collections, compilations,
+lists that grow, loaders that begin, measurements of the script's own clock, and switches that it sets.
+
+A look costs some 20 µs, a call of what is wrapped (`nn.Module.train`, `torch.no_grad`, embeddings) about a microsecond.
+"""
+
+import contextlib
+import ctypes
+import gc
+import random
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from ..lab.memory import AVAILABLE, RESIDENT, system_bytes
+from . import hooks
+from .clock import Clock, State
+from .observation import LineTime, Observation
+from .pace import Pace
+from .settings import Settings, variables
+from .stacks import EVALUATING, OURS, Line, is_library, read_stack, user_line
+from .tensors import Growing, padded_positions
+
+PERIOD_S = 0.01
+# A thread that waits for the interpreter's lock gets it at the next operator, which gives it up, or after this time. By
+# Python's default, 5 ms, most looks would fall on operators, however long the Python before them took.
+SWITCH_S = 1e-5
+MEASURED_S = 0.05  # between two looks at memory at least, and a hundredth of the time so far
+_SET_TIMER_SLACK = 29
+BATCHES, LOOKS = 8, 32  # whose padding is counted; inputs of embeddings that are looked at, each a wait on a GPU
+KEPT, DEAREST = 5000, 200  # iterations whose seconds are kept; lines
+
+
+def looks(thread: int, ended: threading.Event) -> Iterator[tuple[float, float, FrameType]]:
+    """A hundred times a second: when the last look was, when this one is, and the thread's innermost frame."""
+    with contextlib.suppress(OSError, AttributeError):
+        # Linux wakes this thread when its wait is over, not up to 50 µs later to save power.
+        ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1)
+    began = time.perf_counter()
+    while not ended.wait(PERIOD_S * (0.5 + random.random())):  # at odd times, or a loop might be in step
+        now, frame = time.perf_counter(), sys._current_frames().get(thread)
+        if frame is not None:
+            yield began, now, frame
+        began = now
+
+
+class Monitor:
+    """Told of each iteration's end by the thread that trains, which it looks at between `start` and `stop`."""
+
+    def __init__(self, pace: Pace | None = None) -> None:
+        self.pace = pace  # of minutes, if they are watched
+        self.counts = Observation()  # what is counted on the way
+        self.seconds: Any = Counter()  # (function, line, activity) -> charged
+        self.iterations: deque[float] = deque(maxlen=KEPT)  # seconds of each
+        self.observed_s = 0.0  # of all iterations
+        self.padding: list[tuple[int, int, int]] = []  # of each batch
+        self.looks = 0  # for padding
+        self.calls: Counter[CodeType] = Counter()  # of each function of the user's, in an iteration
+        self.away = 1  # until it starts, and as often as `looking_away` is entered
+        self.count = 0
+        self.settings, self.clock = Settings(), Clock(self.state)
+        self.growing = Growing()
+        self.loaders: Counter[Line] = Counter()  # that began while a graph is recorded, by the line that began them
+        self._all = 0  # iterations that have ended, those too in which it looked away
+        self._last = 0.0  # when the iteration began
+        self._measured = 0.0  # when memory is to be looked at again
+        self._turned = self._away_s = 0.0  # when it last turned away or back, and the seconds away until then
+        self._evaluating = False
+        self._rare = (0, 0)  # evaluations and epochs until the last iteration
+        self._no_grad = 0
+        self._collecting = 0.0
+        self._thread = 0
+        self._ended = threading.Event()
+        self._looking: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look at this thread from now on."""
+        self._thread = threading.get_ident()
+        self._last = self._turned = time.perf_counter()
+        self.away = 0
+        self._looking = threading.Thread(target=self._look, name="monitor", daemon=True)
+        self._looking.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._looking is not None:
+            self._looking.join(1.0)
+
+    @contextlib.contextmanager
+    def looking_away(self) -> Iterator[None]:
+        """Charge what is done in here to nothing: what is ours, or slowed by us."""
+        self._turn(1)
+        try:
+            yield
+        finally:
+            self._turn(-1)
+
+    def _turn(self, by: int) -> None:
+        self._away_s = self._away_until(now := time.perf_counter())
+        self._turned = self._last = now
+        self.away += by
+
+    def _away_until(self, now: float) -> float:
+        """Seconds looked away until now, those too that no look fell into."""
+        return self._away_s + (now - self._turned if self.away else 0.0)
+
+    def state(self) -> State:
+        """For a clock of the script's."""
+        away_s = self._away_until(time.perf_counter()) if self._looking else 0.0
+        used = torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
+        pending = used and not torch.cuda.current_stream().query()
+        return State(self._all, self.count, away_s, self.counts.evaluations, pending)
+
+    def iteration_ended(self) -> None:
+        self._all += 1
+        self.growing.iteration_ended()
+        if self._looking is None:
+            self.start()
+            return
+        self._evaluating = False
+        plain, self._rare = self._rare == (rare := (self.counts.evaluations, self.counts.epochs)), rare
+        if self.away:
+            return
+        now = time.perf_counter()
+        self.count += 1
+        self.observed_s += now - self._last
+        self.iterations.append(now - self._last)
+        if self.pace and plain:
+            self.pace.add(now, now - self._last)
+        self._last = now
+        if now >= self._measured:  # the memory, some 50 µs
+            self._measured = now + max(MEASURED_S, self.observed_s / 100)
+            on_device = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+            self.counts.memory.append((self.count, system_bytes(RESIDENT), on_device))
+        if self.pace and self.pace.is_due(self.count):
+            with self.looking_away():
+                self.pace.look(self.count, self.seconds)
+
+    def _look(self) -> None:
+        away = 0.0
+        for began, now, frame in looks(self._thread, self._ended):
+            before, away = away, self._away_until(now)
+            if not self.away:
+                activity, code, line = read_stack(frame)
+                activity = EVALUATING if self._evaluating and self._no_grad else activity
+                if code.co_filename.startswith(OURS):  # the script has ended
+                    continue
+                self.seconds[code, line, activity] += max(now - began - (away - before), 0.0)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """See evaluations, epochs, padding and garbage collections, the script's clock and its settings."""
+        arounds: dict[hooks.Point, Callable[..., Any]] = {
+            hooks.TRAIN_MODE: self._train_mode,
+            hooks.LOADER_BEGUN: self._loader_begun,
+            hooks.EMBEDDING: self._embedding,
+            hooks.BACKWARD: self._backward,
+            hooks.REPLICA: self._replica,
+            **dict.fromkeys(hooks.GRADIENTS_OFF, self._gradients_off),
+            **dict.fromkeys(hooks.GRADIENTS_BACK, self._gradients_back),
+        }
+        with hooks.wrap(arounds | self.settings.arounds() | self.clock.arounds()) as undo:
+            gc.callbacks.append(self._collection)
+            undo.callback(gc.callbacks.remove, self._collection)
+            undo.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
+            undo.callback(self.stop)
+            yield
+
+    def _train_mode(self, train: Callable[..., nn.Module], module: nn.Module, mode: bool = True) -> nn.Module:
+        if self.count and threading.get_ident() == self._thread:
+            self.counts.evaluations += not mode and not self._evaluating
+            self._evaluating = not mode
+        return train(module, mode)
+
+    def _loader_begun(self, iterate: Callable[[DataLoader], Any], loader: DataLoader) -> Any:
+        if self._all and torch.is_grad_enabled():
+            self.counts.epochs += bool(self.count)
+            self.loaders[user_line(sys._getframe(1))] += 1
+        return iterate(loader)
+
+    def _embedding(self, embed: Callable[..., Tensor], module: nn.Embedding, input: Tensor) -> Tensor:
+        plain = not torch.compiler.is_compiling() and self.count and not self.away
+        if plain and not torch.autograd._profiler_enabled() and len(self.padding) < BATCHES and self.looks < LOOKS:
+            self.looks += 1
+            self.padding += filter(None, [padded_positions(input)])
+        return embed(module, input)
+
+    def _backward(self, backward: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        if not self.away:
+            self.counts.anomaly |= torch.is_anomaly_enabled()
+            self.counts.backwards += 1
+            self.counts.retained += bool(options.get("retain_graph", len(arguments) > 2 and arguments[2]))
+        backward(*arguments, **options)
+
+    def _replica(
+        self, forward: Callable[..., Any], module: DistributedDataParallel, *arguments: Any, **options: Any
+    ) -> Any:
+        if not torch.compiler.is_compiling() and not self.away and torch.is_grad_enabled():
+            self.counts.averaged += module.require_backward_grad_sync
+            self.counts.searched |= module.find_unused_parameters
+        return forward(module, *arguments, **options)
+
+    def _gradients_off(self, enter: Callable[..., Any], mode: Any) -> Any:
+        self._no_grad += 1
+        return enter(mode)
+
+    def _gradients_back(self, leave: Callable[..., Any], mode: Any, *error: Any) -> Any:
+        self._no_grad -= 1
+        return leave(mode, *error)
+
+    def _collection(self, phase: str, _about: dict) -> None:
+        if phase == "start":
+            self._collecting = time.perf_counter()
+        elif not self.away and threading.get_ident() == self._thread:
+            self.counts.garbage_s += time.perf_counter() - self._collecting
+
+    def observation(self) -> Observation:
+        """What was seen until now."""
+        lines = [
+            LineTime(code.co_filename, line, code.co_name, activity, seconds, self.calls[code])
+            for (code, line, activity), seconds in self.seconds.most_common(DEAREST)
+        ]
+        return replace(
+            self.counts,
+            seconds=sum(self.seconds.values()),
+            iterations=list(self.iterations),
+            lines=lines,
+            device_bytes=torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_initialized() else 0,
+            padding=[sum(counts) for counts in zip(*self.padding, strict=True)],
+            available=system_bytes(AVAILABLE),
+            compiled=compilation(),
+            loaders=[(*line, count / max(self._all, 1)) for line, count in self.loaders.most_common(1)],
+            growing=self.growing.data(),
+            clock=self.clock.data(),
+            pace=self.pace.data() if self.pace else {},
+            settings=self.settings.data(),
+            variables=variables(),
+        )
+
+
+def compilation() -> dict[str, Any]:
+    """What torch.compile did: seconds, graphs, where and why they break, why it compiled again; each reason once."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    graphs = dynamo.get_compilation_metrics() if dynamo else []
+    if not graphs:
+        return {}
+    breaks: dict[tuple[str, int], str] = {}
+    for reason in dynamo.graph_break_reasons:
+        stack = [each for each in reason.user_stack if not is_library(each.filename)] or reason.user_stack
+        if reason.graph_break and stack:
+            breaks.setdefault((stack[-1].filename, stack[-1].lineno), _short(reason.reason.partition("\n")[0]))
+    for each in graphs:
+        if each.fail_type and each.fail_user_frame_filename:
+            at, why = (each.fail_user_frame_filename, each.fail_user_frame_lineno), each.fail_reason or each.fail_type
+            breaks[at] = f"{_short(why.partition(chr(10))[0])}; all of {each.co_name} runs uncompiled"
+    again = [_short(each.recompile_reason) for each in graphs if each.recompile_reason]
+    return {
+        "seconds": sum(each.entire_frame_compile_time_s or 0.0 for each in graphs),
+        "graphs": len(graphs),
+        "breaks": [[*at, why] for at, why in breaks.items()],
+        "again": list(dict.fromkeys(again)),
+    }
+
+
+def _short(reason: str) -> str:
+    return " ".join(reason.split())[:200]

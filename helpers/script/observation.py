@@ -1,0 +1,81 @@
+"""What was seen of a script's loop while no profiler slowed it; a recording's folder holds it as JSON."""
+
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..lab import files
+
+COSTS, PLACES = "costs.json.gz", "places.json.gz"  # a recording's profiles: without stacks, and with them
+
+
+class LineTime(NamedTuple):
+    """Seconds of wall time that are charged to a line for what is done there, and the calls its function makes."""
+
+    file: str
+    line: int
+    function: str
+    activity: str
+    seconds: float
+    calls: int  # in an iteration
+
+
+class Span(NamedTuple):
+    """A measurement of the script's own clock: from one reading to another."""
+
+    seconds: float
+    away_s: float
+    iterations: int
+    with_first: bool
+    evaluated: bool
+    pending: bool
+
+    @property
+    def each_ms(self) -> float:
+        """For an iteration, without those that were slowed; of what ends within one, all of it."""
+        return (self.seconds - self.away_s) / max(self.iterations, 1) * 1e3
+
+
+@dataclass
+class Observation:
+    """Counts are of the iterations that were observed, without those that were recorded."""
+
+    seconds: float = 0.0  # charged to lines
+    lines: list[LineTime] = field(default_factory=list)  # the dearest first
+    iterations: list[float] = field(default_factory=list)  # seconds of each
+    epochs: int = 0  # that began after the first iteration
+    evaluations: int = 0
+    backwards: int = 0
+    retained: int = 0  # backward passes that kept their graph
+    averaged: int = 0  # forward passes after which gradients are averaged over the ranks
+    searched: bool = False  # for parameters that got none, in each of them
+    anomaly: bool = False
+    garbage_s: float = 0.0
+    memory: list[tuple[int, int, int]] = field(default_factory=list)  # iteration, bytes of the process, of the device
+    device_bytes: int = 0  # that it has
+    available: int = 0  # bytes of the host's memory
+    padding: list[int] = field(default_factory=list)  # positions, padded ones, those beyond a batch's longest sample
+    unclaimed: tuple[str, int, float, bool] | None = None  # what `tensors.unclaimed` returns
+    compiled: dict[str, Any] = field(default_factory=dict)  # what `compilation` returns
+    loaders: list[tuple[str, int, float]] = field(default_factory=list)  # the line that begins most, how often
+    growing: list[Any] = field(default_factory=list)  # file, line, items, whether these hold graphs
+    clock: list[Any] = field(default_factory=list)  # from line, to line, spans
+    pace: dict[str, Any] = field(default_factory=dict)  # of a script that is watched for minutes
+    settings: dict[str, Any] = field(default_factory=dict)  # switches, and the lines that set them
+    variables: list[str] = field(default_factory=list)  # of the environment, that cost time
+    workers: list[tuple[str, int, float]] = field(default_factory=list)  # lines of a loader's workers, and seconds
+    others: float | None = None  # cores that other processes used
+
+    def write(self, path: Path) -> None:
+        files.write(path, json.dumps(vars(self)))
+
+
+def read_observation(path: Path) -> Observation:
+    """A ValueError if the file is damaged."""
+    try:
+        held = json.loads(path.read_text())
+        known = {each.name: held[each.name] for each in fields(Observation) if each.name in held}
+        return Observation(**known | {"lines": [LineTime(*line) for line in known.get("lines", [])]})
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError(f"{path.parent} holds a damaged observed*.json: delete it, or profile again") from None

@@ -1,0 +1,210 @@
+"""Profile a training script as it is: run it, find its iterations, record a few of them, stop it.
+
+    recording = record_script("train.py", ["--epochs", "3"])      # as `python train.py --epochs 3` would run it
+    diagnose(recording.folder)
+
+An iteration ends when the step of an optimizer returns; of several optimizers, or one per layer, the last in the cycle
+ends it. Micro-batches belong to the step after them, and so does an iteration whose step a gradient scaler skips.
+After a warm-up two windows are recorded: one without stacks, whose times are close to those of the unprofiled script,
+and one with stacks, which names the lines of source. Outside of the windows an iteration costs a few microseconds.
+
+Only the process and the thread that train are recorded, of DataLoader's workers their dearest lines. Under torchrun
+each rank saves a profile of its own. torch runs one profiler at a time, so a script that starts one itself can't be
+recorded.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..lab.machine import OthersLoad
+from . import hooks
+from .loader_workers import watched_workers
+from .observation import Observation
+from .running import UNSEEN, Stop, compiled, counted_steps, run_script
+from .stacks import user_line
+from .windows import OwnProfiler, Plan, Windows
+
+OWN_PROFILER = (
+    "starts a profiler of its own, and torch runs one at a time: switch it off, or read the trace that it writes with "
+    "`dlspeed diagnose`"
+)
+READ_EARLY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by torch, when it is imported
+EARLIER = re.compile(r"(costs|places|rank\d+)\.json\.gz|observed\d*\.json")  # files of an earlier run
+AGAIN_S = 5.0  # between attempts to stop a script whose time is up
+DEAREST = 20  # lines of loaders' workers
+
+
+class NothingRecorded(Exception):
+    """The script ended before a whole iteration was recorded, or nothing can be saved; says why in one line.
+
+    `observation` is what was seen until then.
+    """
+
+    def __init__(self, reason: str, observation: Observation | None = None) -> None:
+        super().__init__(reason)
+        self.observation = observation
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The profiles that were saved: one for costs, one with lines of source (None if the script ended before it)."""
+
+    folder: Path
+    costs: Path
+    places: Path | None
+    rank: int = 0  # this process's
+    note: str = ""  # what is missing, and why
+    code: Any = None  # what the script gave to sys.exit
+
+
+def record_script(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    plan: Plan = Plan(),  # noqa: B008 (it can't be changed)
+    *,
+    module: bool = False,
+    output: str | Path | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Recording:
+    """Run a script (`module=True`: a module), observe its loop, record the iterations of a plan, and save all of it.
+
+    `tell` gets lines of progress. `output` is the folder of the profiles, by default profile-NAME in the current one.
+    The script's own errors are raised as they are (`script_frames` takes ours out of their tracebacks), a sys.exit
+    other than 0 too unless something was recorded; NothingRecorded if it ended before an iteration was recorded whole.
+    """
+    script, process = str(script), os.getpid()
+    name = script.split(".")[-1] if module else Path(script).stem
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    folder = _emptied(Path(output or f"profile-{name}").resolve(), rank)
+    if plan.minutes and ranks > 1:
+        raise NothingRecorded("--watch is for one process: the ranks of a job all end at the same iteration")
+    windows = Windows(folder, plan, rank, ranks)
+    variables = {name: os.environ.get(name) for name in READ_EARLY}
+    # Kept until the profiles are saved, which don't own the names of its functions.
+    program = script if module else compiled(script)
+    then = "goes on to its end" if plan.go_on else f"is stopped, after {plan.seconds:.0f} s at the latest"
+    tell(f"running {script}: it is watched, a few iterations are recorded, and it {then}")
+    load = OthersLoad()
+    workers: list[Any] = []
+    try:
+        with load:
+            code = _run(program, [script, *map(str, arguments)], windows, workers, tell)
+    finally:
+        windows.close()
+        crowded = load.cores and load.cores + torch.get_num_threads() > (os.cpu_count() or 1)
+        others = load.cores if crowded and ranks == 1 else None  # other ranks are no strangers
+        seen = replace(windows.monitor.observation(), workers=workers, others=others)
+        if os.getpid() == process and seen.iterations:
+            seen.write(folder / f"observed{rank if ranks > 1 else ''}.json")
+    if os.getpid() != process:  # a fork of the script's
+        raise SystemExit(code)
+    if not windows.costs.path.exists():
+        raise _nothing(script, windows, seen, code)
+    notes = [f"{script} {OWN_PROFILER}" if windows.disturbed else windows.missing(script)]
+    late = [name for name, value in variables.items() if os.environ.get(name) != value]
+    notes += [f"{script} sets {name}, which torch had read before: set it in the shell" for name in late]
+    if ranks > 1 and rank == 0:
+        notes += [f"{file.name} is missing" for file in _await_ranks(folder, ranks)]
+    places = windows.places.path if windows.places.path.exists() else None
+    return Recording(folder, windows.costs.path, places, rank, "\n".join(filter(None, notes)), code)
+
+
+def _emptied(folder: Path, rank: int) -> Path:
+    """The folder without an earlier run's files, before any rank has trained."""
+    if not os.access(next(place for place in (folder, *folder.parents) if place.exists()), os.W_OK):
+        raise NothingRecorded(f"{folder} can't be written: name another folder (--output)")
+    for file in folder.glob("*.json*") if rank == 0 else ():
+        if EARLIER.fullmatch(file.name):
+            file.unlink()
+    return folder
+
+
+def _run(program: Any, argv: list[str], windows: Windows, workers: list[Any], tell: Callable[[str], None]) -> Any:
+    """Run the script until the windows are over; what it gave to sys.exit. `workers` gets the loaders' workers' lines.
+
+    The monitor's switches are put back first, then what tells when workers start.
+    """
+    began, plan = time.monotonic(), windows.plan
+
+    def stepped(optimizer: Optimizer | None) -> None:
+        if not windows.iterations:
+            tell(f"the first iteration ended after {time.monotonic() - began:.1f} s")
+        if windows.stepped(optimizer) and not plan.go_on:
+            raise Stop if threading.current_thread() is threading.main_thread() else SystemExit
+
+    def profiled(start: Callable[..., None], profiler: torch.profiler.profile) -> None:
+        """The script starts a profiler of its own: the windows end."""
+        if not isinstance(profiler, OwnProfiler):
+            windows.disturbed = True
+            windows.close()
+            if not plan.go_on:
+                raise Stop
+        start(profiler)
+
+    with (
+        counted_steps(stepped),
+        hooks.wrap({hooks.PROFILER: profiled}),
+        windows.monitor.watching(),
+        watched_workers() as by_line,
+        _ended_after(plan.seconds if not plan.go_on and windows.ranks == 1 else 0.0),
+    ):
+        try:
+            return run_script(program, argv)
+        finally:
+            windows.monitor.stop()  # what follows is ours
+            workers += [(*line, seconds) for line, seconds in by_line().most_common(DEAREST)]
+
+
+def _nothing(script: str, windows: Windows, seen: Observation, code: Any) -> BaseException:
+    """Why nothing was recorded."""
+    if windows.disturbed:
+        return NothingRecorded(f"{script} {OWN_PROFILER}", seen)
+    if code:
+        return SystemExit(code)
+    ended = f"ended without an optimizer step: {UNSEEN}"
+    if windows.iterations:
+        ended = f"ended after {windows.iterations} iterations: at least 3 are needed, and --after + 3 for the windows"
+    return NothingRecorded(f"{script} {ended}", seen)
+
+
+def _await_ranks(folder: Path, ranks: int, seconds: float = 60.0) -> list[Path]:
+    """Wait for the profiles of this machine's ranks; those that don't come."""
+    deadline = time.monotonic() + seconds
+    expected = [folder / f"rank{rank}.json.gz" for rank in range(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))]
+    while not all(file.exists() for file in expected) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [file for file in expected if not file.exists()]
+
+
+@contextlib.contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """Raise `Stop` in the main thread after so many seconds; 0: never.
+
+    And every few seconds from then on, as what is raised inside of a destructor is lost.
+    """
+    if not seconds or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def stop(_number: int, frame: Any) -> None:
+        if user_line(frame)[1]:  # else it has ended
+            raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

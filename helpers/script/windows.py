@@ -1,0 +1,302 @@
+"""Which iterations of a training are recorded: told of each optimizer's step, it starts and stops the profiler.
+
+    first     3 iterations after the very first two, which `costs` replaces unless the script ends before
+    costs     `steps` iterations after `after` others, without shapes and stacks, which slow the host
+    places    up to 3 iterations with shapes and stacks
+
+A window is shorter where its iterations have many events or take long; for `places` Python's calls are counted before.
+Iterations of 55 ms with 6,000 events are slowed by 12 % in `costs` (25 % with shapes).
+"""
+
+import contextlib
+import gc
+import gzip
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.profiler import ProfilerAction, ProfilerActivity
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from ..lab import files
+from .monitor import Monitor
+from .observation import COSTS, PLACES
+from .pace import Pace
+from .rates import speedups
+from .running import end_of_iteration
+from .stacks import CALLED_FROM, call_sites, is_part, runners
+from .tensors import unclaimed
+
+FIRST, WITH_STACKS, WARM_UP = 3, 3, 10  # iterations
+EVENTS = 300_000  # in a profile at most: some 100 MB of JSON, which take 5 s to read
+CALLS = 300_000  # of Python in an iteration: with more, stacks would take gigabytes of memory
+WINDOW_S, WARM_S = 60.0, 30.0  # what iterations of seconds are given
+OBSERVED, OBSERVED_S = 20, 8.0  # iterations without a profiler, and their seconds, that are waited for
+OBSERVED_TOGETHER = 10  # iterations after the windows where all ranks have to end at the same one
+
+Waiting = Generator[None, None, None]  # goes on whenever an iteration has ended
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is recorded of a script, and for how long it is observed.
+
+    `steps` iterations at most after the first `after`: by default 10, fewer where these take more than 30 s, more where
+    DataLoader's workers prefetch many batches, as a loop that waits for them doesn't until these are used up.
+    Unprofiled, it is observed for at least 20 iterations and 8 s, `minutes`, or `until_epoch` ended. Then the script is
+    stopped, unless it may `go_on` to its end; after `limit` seconds what is known by then is kept.
+    """
+
+    steps: int = 8
+    after: int | None = None
+    go_on: bool = False
+    until_epoch: bool = False
+    minutes: float = 0.0
+    limit: float = 120.0
+
+    @property
+    def seconds(self) -> float:
+        """After which the script is stopped."""
+        return self.limit + 60 * self.minutes
+
+
+class OwnProfiler(torch.profiler.profile):
+    """Ours, as opposed to one that the script starts."""
+
+
+@dataclass
+class Window:
+    """A few iterations under torch's profiler, each marked `ProfilerStep#N`, in a file once they are over.
+
+    `slowed_by` in the file is how much longer they took than unprofiled ones: 0.07 for 7 %.
+    """
+
+    path: Path
+    iterations: int = 0  # recorded whole
+    events: float = 0.0  # in an iteration
+
+    def record(
+        self, number: int, active: int, warm: int, plain: list[float], settings: dict[str, Any], **options: Any
+    ) -> Waiting:
+        """Record the `active` iterations after those from `number` on in which the profiler only prepares itself.
+
+        Closed before its end, it saves those that are complete.
+        """
+        first, seconds, thread = number + warm, [], threading.get_ident()
+        on_cpu = not torch.cuda.is_available()
+        bf16_speedup = speedups() if on_cpu else {}  # measured now: later it would be recorded
+        profiler = OwnProfiler(
+            activities=[ProfilerActivity.CPU] if on_cpu else [ProfilerActivity.CPU, ProfilerActivity.CUDA],
+            schedule=lambda step: ProfilerAction.WARMUP if (step or number) < first else ProfilerAction.RECORD,
+            **options,
+        )
+        profiler.step_num = number
+        profiler.start()
+        try:
+            for running in range(number, first + active):
+                if running > number:
+                    profiler.step()
+                began = time.perf_counter()
+                yield
+                if running >= first:
+                    seconds.append(time.perf_counter() - began)
+        finally:
+            if seconds and len(plain) > 2:
+                slowed_by = statistics.median(seconds) / statistics.median(plain) - 1
+                profiler.add_metadata_json("slowed_by", f"{slowed_by:.4f}")
+            if on_cpu:
+                profiler.add_metadata_json("bf16_speedup", json.dumps(bf16_speedup))
+            # Its export makes / of each backslash, so no quotation mark may be escaped.
+            profiler.add_metadata_json("settings", json.dumps(settings, ensure_ascii=False).replace('\\"', "'"))
+            profiler.stop()
+            if seconds and threading.get_ident() == thread:  # stopped in another one, a profile is empty
+                self.iterations = len(seconds)
+                self.events = len(profiler.profiler.kineto_results.events()) / self.iterations
+                self._save(profiler, incomplete=first + self.iterations)
+
+    def _save(self, profiler: OwnProfiler, incomplete: int) -> None:
+        """Write the profile, in which the iteration of this number doesn't count."""
+        with tempfile.TemporaryDirectory() as folder:
+            plain = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(plain))
+            data = plain.read_bytes().replace(b'"ProfilerStep#%d"' % incomplete, b'"incomplete iteration"')
+        if profiler.with_stack:
+            data = _with_call_sites(data, profiler.profiler.kineto_results)
+        files.write(self.path, gzip.compress(data, 4))
+
+
+class Windows:
+    """Told of every step of an optimizer, records the windows `first`, `costs` and `places`.
+
+    Only this process and the thread that steps first count. In a job of several ranks all end at the same iteration,
+    since one that ended alone would leave the others waiting; rank 0 alone records places.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, rank: int, ranks: int) -> None:
+        costs = folder / (COSTS if ranks == 1 else f"rank{rank}.json.gz")
+        self.first, self.costs, self.places = Window(costs), Window(costs), Window(folder / PLACES)
+        self.plan, self.rank, self.ranks = plan, rank, ranks
+        self.warm = WARM_UP if plan.after is None else max(plan.after, 3)
+        self.disturbed = False  # by a profiler of the script's
+        self.iterations = 0  # that have ended
+        self.monitor = Monitor(Pace() if plan.minutes else None)
+        self._over = False
+        self._calls = 0  # of Python in an iteration
+        self._plain: list[float] = []  # seconds of iterations that no profiler slowed
+        self._ends_iteration = end_of_iteration()
+        self._process = os.getpid()
+        self._thread: int | None = None
+        self._steps = self._record()
+
+    def stepped(self, optimizer: Optimizer | None) -> bool:
+        """Whether the last window ended with this step of the optimizer; None: with a backward, where nothing steps."""
+        if self._over or os.getpid() != self._process:
+            return False
+        self._thread = self._thread or threading.get_ident()
+        if threading.get_ident() != self._thread:
+            return False
+        self.iterations = max(self.iterations, 1)  # the first, whose beginning nothing showed
+        if optimizer is not None and not self._ends_iteration(optimizer):
+            return False
+        self.iterations += 1
+        self.monitor.iteration_ended()
+        with self.monitor.looking_away():
+            ended = next(self._steps, True) is True
+        together = self.warm + self.plan.steps + 1 + WITH_STACKS + OBSERVED_TOGETHER
+        self._over = ended if self.ranks == 1 else self.iterations >= together
+        return self._over
+
+    def close(self) -> None:
+        """End the window that is open; its complete iterations count."""
+        self._over = True
+        if os.getpid() != self._process:
+            return
+        with contextlib.suppress(RuntimeError):  # some versions of torch stop a profiler only in its own thread
+            self._steps.close()
+
+    def missing(self, script: str) -> str:
+        """What is not recorded and why, in words; nothing if all is."""
+        if self.rank or self.places.iterations:
+            return ""
+        if self._calls > CALLS:
+            return f"{script} makes {self._calls:,} Python calls an iteration: too many to record source lines"
+        recorded = self.costs.iterations or self.first.iterations
+        return (
+            f"{script} ended after {self.iterations} iterations: {recorded} recorded without source lines, none with; "
+            f"a smaller --after or --steps records both"
+        )
+
+    def _record(self) -> Waiting:
+        if self.warm > FIRST + 1:
+            settings = self.monitor.settings.data()  # observed, too: long steps may have no others
+            yield from self.first.record(self.iterations + 1, FIRST, 0, self._plain, settings, record_shapes=True)
+        if self.plan.after is None and self.ranks == 1:
+            # Saving took time, in which workers got ahead; they lose it slowly.
+            self.warm = max(self.warm, self.iterations + 2 * _prefetched() + 1)
+        began, patience = time.perf_counter(), WARM_S if self.plan.after is None and self.ranks == 1 else math.inf
+        while self.iterations < self.warm - 1:
+            last = time.perf_counter()
+            if last - began > patience and len(self._plain) > 2:
+                break
+            yield
+            self._plain.append(time.perf_counter() - last)
+        yield from self._window(self.costs, self._fitting(self.plan.steps, self.first.events), 1)
+        if self.rank == 0:
+            self._calls = yield from self._python_calls()
+            most = self._fitting(min(self.plan.steps, WITH_STACKS), self.costs.events + 2 * self._calls)
+            if self._calls <= CALLS:
+                with _uncollected():
+                    yield from self._window(self.places, most, 0, record_shapes=True, with_stack=True)
+        if self.ranks == 1:
+            self.monitor.counts.unclaimed = yield from unclaimed()
+        while not self._is_observed():
+            yield
+
+    def _is_observed(self) -> bool:
+        monitor = self.monitor
+        ended = not self.plan.until_epoch or bool(monitor.counts.epochs or monitor.counts.evaluations)
+        long = monitor.observed_s >= max(60 * self.plan.minutes, OBSERVED_S)
+        return ended and self.ranks == 1 and monitor.count >= OBSERVED and long
+
+    def _python_calls(self) -> Generator[None, None, int]:
+        """The number of Python calls, of builtin functions too, of the next iteration, which that slows.
+
+        The observer gets those that each of the user's functions makes itself.
+        """
+        before, calls, made = sys.getprofile(), 0, self.monitor.calls
+
+        def count(frame: Any, event: str, function: Any) -> None:
+            nonlocal calls
+            if event not in ("call", "c_call"):
+                return
+            if event == "c_call":
+                self.monitor.growing.called(frame, function)
+            calls += 1
+            caller = frame if event == "c_call" else frame.f_back
+            while caller is not None and is_part(caller.f_code):
+                caller = caller.f_back
+            if caller is not None:
+                made[caller.f_code] += 1
+
+        with self.monitor.looking_away():
+            sys.setprofile(count)
+            try:
+                yield
+            finally:
+                sys.setprofile(before)
+        return calls
+
+    def _window(self, window: Window, active: int, warm: int, **options: bool) -> Waiting:
+        with self.monitor.looking_away():
+            settings = self.monitor.settings.data()
+            yield from window.record(self.iterations + 1, active, warm, self._plain, settings, **options)
+
+    def _fitting(self, most: int, events: float) -> int:
+        """So many iterations, or fewer by the limits of events, of which one has so many, and of time."""
+        seconds = statistics.median(self._plain or [0.0])
+        limits = EVENTS / max(events, 1), WINDOW_S / max(seconds, 1e-9)
+        return max(1, int(min(most, *limits)))
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Nothing that is garbage is freed: finalizers let other threads run while torch notes frames, and that crashes."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
+
+
+def _prefetched() -> int:
+    """The number of batches that the workers of a DataLoader keep ready."""
+    loaders = [each for each in gc.get_objects() if type(each) is _MultiProcessingDataLoaderIter]
+    return max((loader._prefetch_factor * loader._num_workers for loader in loaders), default=0)
+
+
+def _with_call_sites(data: bytes, results: Any) -> bytes:
+    """A trace with the calling line of every Python frame, which its export leaves out, and without our frames."""
+    trace = json.loads(data.decode(errors="replace"))
+    is_runner, site_of = runners(), call_sites(results, int(trace.get("baseTimeNanoseconds", 0)))
+    events = []
+    for event in trace["traceEvents"]:
+        if event.get("cat") == "python_function":
+            if is_runner(event["name"].split("(")[0]):
+                continue
+            if site := site_of(event["name"], float(event["ts"])):
+                event.setdefault("args", {})[CALLED_FROM] = site
+        events.append(event)
+    return json.dumps(trace | {"traceEvents": events}).encode()
