@@ -13,6 +13,6 @@ if __name__ == "__main__":
     for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
         del sys.modules[name]
     sys.modules["__main__"].__spec__ = None  # multiprocessing imports a main module by its file where it has no spec
-    from dlspeed.commands import main
+    from dlspeed.cli import main
 
     sys.exit(main())

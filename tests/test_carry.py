@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers import carry, doctor
-from helpers.commands import main
+from helpers.cli import main
 from helpers.lab import machine
 
 WHEEL = "carried_case-1.0-py3-none-any.whl"

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers import command_line, own_loop
 from helpers.chapters import chapters, select, tables_of
-from helpers.commands import COMMANDS, main
+from helpers.cli import COMMANDS, main, parser, shared
 from helpers.lab import records
+from helpers.lab.arguments import PRESETS
 from helpers.lab.machine import device_name, slug
 from helpers.lab.records import store
-from helpers.lab.records.experiment import PRESETS
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
 def test_python_without_assertions_measures_nothing(tmp_path):
     program = """
 import sys
-from helpers.commands import main
+from helpers.cli import main
 from helpers.lab.machine import check_assertions
 assert False, "not there"
 try:
@@ -180,7 +181,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(place, monkeypatch, capsy
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"helpers.commands.{place}", interrupted)
+    monkeypatch.setattr(f"helpers.cli.{place}", interrupted)
     assert main(["doctor"]) == 130
     assert capsys.readouterr().err == "dlspeed: stopped\n"
 
@@ -201,16 +202,67 @@ def test_sigterm_stops_as_ctrl_c_does_but_not_a_fork(monkeypatch, capsys):
         time.sleep(1000)
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("helpers.commands._run", terminated)
+    monkeypatch.setattr("helpers.cli._run", terminated)
     assert main(["doctor"]) == 143
     assert capsys.readouterr().err == "dlspeed: stopped\n"
     assert forked == [-signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_sigterm_that_a_destructor_loses_comes_again_and_what_is_put_in_order_is_left_alone(monkeypatch, capsys):
+    tidied = []
+
+    class Loses:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+
+    def terminated(options):
+        try:
+            Loses()
+            time.sleep(1000)
+        finally:
+            time.sleep(0.3)  # in which it comes several times
+            tidied.append(True)
+
+    monkeypatch.setattr("helpers.cli.AGAIN_S", 0.05)
+    monkeypatch.setattr("helpers.cli._run", terminated)
+    assert main(["doctor"]) == 143
+    assert tidied == [True]
+    assert capsys.readouterr().err == "dlspeed: stopped\n"
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_takes_half_a_second_and_no_torch(command):
+    program = """
+import os, runpy, sys
+runpy.run_path("helpers/boot.py")["load"]()
+from dlspeed.cli import main
+try:
+    main([*sys.argv[1:], "--help"])
+except SystemExit as end:
+    ours = [name for name in sys.modules if name.startswith("dlspeed")]
+    print(end.code, "torch" in sys.modules, os.times().user + os.times().system < 0.5, len(ours) < 10, file=sys.stderr)
+"""
+    line = [sys.executable, "-c", program, *filter(None, [command])]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.startswith("usage: dlspeed") and done.stderr == f"0 False True {bool(command)}\n"
+
+
+def test_diagnose_names_a_time_that_is_no_number_in_a_line(tmp_path, capsys):
+    for time_us in ("1" * 400, "1e999"):
+        trace = tmp_path / "trace.json"
+        event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "dur": 1, "ts": '
+        trace.write_text(f'{{"traceEvents": [{event}{time_us}}}]}}')
+        assert main(["diagnose", str(trace)]) == 1
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and "trace.json is no trace, or cut off or damaged" in err
+
+
 def test_an_option_behind_the_script_goes_to_the_script_and_that_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
-    options = command_line.parser().parse_args(["try", "--json", "train.py", "--lr", "1", "--seconds=5"])
-    assert own_loop._script(options) == ["train.py", "--lr", "1", "--seconds=5"]
+    options = parser().parse_args(["try", "--json", "train.py", "--lr", "1", "--seconds=5"])
+    assert shared.script_of(options) == ["train.py", "--lr", "1", "--seconds=5"]
     assert "--seconds=5 goes to train.py; what try takes stands before it" in capsys.readouterr().err

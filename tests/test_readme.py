@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.commands import main
+from helpers.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "USING.md", "CONTRIBUTING.md")}

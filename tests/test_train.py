@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.commands import main
+from helpers.cli import main
 from helpers.text import SyntheticText
 from helpers.train import DATA, PRECISIONS, Setup, build_task, build_trainer, train
 from helpers.training import Trainer, cars

@@ -1,6 +1,9 @@
-"""Checks of arguments: each raises a ValueError that names the argument, its value and what is valid."""
+"""Classes of machines, and checks of arguments: a ValueError names the argument, its value and what is valid."""
 
 from collections.abc import Iterable
+
+CLASSES = ("cpu", "gpu", "big-gpu")  # of machines
+PRESETS = ("small", *CLASSES)  # `small` takes seconds on any machine, and is never a result
 
 
 def check_at_least(least: int, /, **sizes: int) -> None:

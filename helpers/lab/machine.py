@@ -90,7 +90,6 @@ def device_name() -> str:
     return "CPU " + cpu.model()
 
 
-CLASSES = ("cpu", "gpu", "big-gpu")
 BIG = 40e9  # bytes: a GPU with as much memory is a big one
 
 

@@ -22,7 +22,7 @@ from . import hooks
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # Whose frames are around a script that runs
-OWN_FILES = {str(PACKAGE / name) for name in ("__main__.py", "boot.py", "commands.py", "own_loop.py")}
+OWN_FILES = {str(PACKAGE / name) for name in ("__main__.py", "boot.py")}
 OWN_FILES |= {str(path) for room in (PACKAGE / "cli", Path(__file__).parent) for path in room.glob("*.py")}
 RUNPY = (runpy.__file__, "<frozen runpy>")
 # Variables for a run that tells nobody of itself, writes nothing beside the script and draws nothing by chance

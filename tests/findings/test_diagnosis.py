@@ -8,7 +8,7 @@ from findings.made_up import LAUNCHES, diagnosis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.commands import main
+from helpers.cli import main
 from helpers.findings.summary import COLUMNS, WIDTH
 from helpers.findings.trace import Note
 

@@ -8,7 +8,7 @@ import pytest
 from findings.made_up import LAUNCHES, diagnosis
 from findings.synthetic import Synthetic, parse
 
-from helpers.commands import main
+from helpers.cli import main
 from helpers.findings.diagnose import diagnose
 from helpers.findings.page import MARK, page
 from helpers.findings.trace import Note

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.commands import main
+from helpers.cli import main
 from helpers.fit import Card, estimate, speed
 from helpers.fit.speed import NAMES, PRECISIONS, band, complete, fitted, left_out, published, seconds
 from helpers.lab.cards import card, cards

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.commands import main
+from helpers.cli import main
 from helpers.script.out_of_memory import GRADIENTS, HELD, STATE, WEIGHTS, filled
 
 SCRIPT = """

@@ -3,7 +3,7 @@
 import csv
 import json
 
-from helpers.commands import main
+from helpers.cli import main
 from helpers.lab.checks.numbers import questions
 
 

@@ -245,7 +245,7 @@ for step in range(int(sys.argv[1])):
 
 
 def test_a_script_is_guarded_by_the_command(tmp_path, monkeypatch, capfd):
-    from helpers.commands import main
+    from helpers.cli import main
 
     file = tmp_path / "train.py"
     file.write_text(SCRIPT)

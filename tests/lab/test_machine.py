@@ -101,7 +101,7 @@ class Block:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Block())
 import helpers, helpers.amp, helpers.lab, helpers.models, helpers.swiglu, helpers.text, helpers.train, torch
-from helpers.commands import main
+from helpers.cli import main
 from helpers.chapters import chapters, tables_of
 assert all(tables_of(chapter) for chapter in chapters())
 assert not torch.cuda.is_initialized()

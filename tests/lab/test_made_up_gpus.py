@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.chapters import chapters, tables_of
-from helpers.commands import main
+from helpers.cli import main
 from helpers.distributed import Job
 from helpers.fit import rank_memory
 from helpers.lab import DeviceError, Experiment, device, half_dtype

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.commands import main
+from helpers.cli import main
 from helpers.refereeing import audit, cases, judging, score
 from helpers.trying import search, sides
 

@@ -161,7 +161,7 @@ from dlspeed.lab.trials import programs
 from dlspeed.trying import search, sides
 estimate.PRECISION, sides.PRECISION, sides.MOST_LOOKS = 0.5, 0.5, 1
 programs.LEAST_PAIRS, search.OBSERVED_S, sides.TURN_S, search.LEAST_STEPS = 2, 1.0, 0.05, 8
-from dlspeed.commands import main; sys.exit(main())
+from dlspeed.cli import main; sys.exit(main())
 """
 
 

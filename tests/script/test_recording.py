@@ -12,7 +12,7 @@ import pytest
 import torch
 from script.recorded import in_steps, read, watch
 
-from helpers.commands import main
+from helpers.cli import main
 from helpers.script import windows
 from helpers.script.recording import NothingRecorded
 from helpers.script.running import end_of_iteration

@@ -137,7 +137,7 @@ def test_norms_stay_torchs_where_ours_would_not_run():
 
 
 def test_the_command_trains_by_stages(capsys, monkeypatch):
-    from helpers.commands import main
+    from helpers.cli import main
 
     monkeypatch.setattr(staircase, "environment", dict)  # so that it needs no process of its own
     assert main(["train", "--stages", f"{BATCHES},{FUSED}", "--epochs", "1"]) == 0

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.commands import main
+from helpers.cli import main
 from helpers.lab import estimate
 from helpers.lab.trials import programs
 from helpers.trying import answer, search, sides, try_script
@@ -193,7 +193,7 @@ def test_what_the_user_got_wrong_is_one_line(script, arguments, said, capsys):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_kill_leaves_no_process(script, tmp_path, number):
-    soon = "from helpers.trying import search; search.OBSERVED_S = 1; from helpers.commands import main; main()"
+    soon = "from helpers.trying import search; search.OBSERVED_S = 1; from helpers.cli import main; main()"
     command = [sys.executable, "-c", soon, "try", "--seconds", f"{SECONDS}", "--only", "optimizer"]
     command += [script(SHORT), str(10**6), "0.002"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

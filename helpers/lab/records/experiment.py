@@ -20,14 +20,13 @@ import pandas as pd
 import torch
 
 from ..device_share import DEVICE_SHARE
-from ..machine import CLASSES, device, missing_because
+from ..machine import device, missing_because
 from ..memory import OUT_OF_MEMORY, is_out_of_memory
 from ..process import end_loader_workers
 from .store import STATUS, Row
 
 FAILED = "failed: "
 BF16 = {"bf16", "bfloat16"}  # as configurations name it; on a GPU without bf16 units it would time an emulation
-PRESETS = ("small", *CLASSES)  # `small` takes seconds on any machine, and is never a result
 
 
 # What a trial, and a GPU, add to a row beside its times; every table may have them.

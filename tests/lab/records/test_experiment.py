@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from helpers.lab import Disagreement, machine, measure, records
+from helpers.lab.arguments import PRESETS
 from helpers.lab.machine import OthersLoad, device_name, project_root, slug
 from helpers.lab.records import runner, store
-from helpers.lab.records.experiment import PRESETS, Experiment, Worth, experiment
+from helpers.lab.records.experiment import Experiment, Worth, experiment
 
 CALLS = []
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.chapters import select
-from helpers.commands import main
+from helpers.cli import main
 from helpers.doctor import findings
 from helpers.lab import cpu, machine
 from helpers.lab.machine import device_name, slug

@@ -6,7 +6,7 @@ import pytest
 from cases import faulty_tables as tables
 
 from helpers import chapters
-from helpers.commands import main
+from helpers.cli import main
 from helpers.lab.records import rehearsal
 from helpers.lab.records.rehearsal import rehearse
 

@@ -10,7 +10,7 @@ import nbformat
 import nbformat.v4 as v4
 import pytest
 
-from helpers.commands import main
+from helpers.cli import main
 from helpers.lab.report import BuildError, build
 from helpers.lab.report.build import BEGIN, END
 

@@ -1,0 +1,125 @@
+"""`dlspeed COMMAND …`: a file a command, each with its options and what it calls. Alone it prints its commands.
+
+What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a wrong command, 1 for a fault. Only the
+file of the command that is given is imported, and nothing that takes long before the command runs.
+"""
+
+import argparse
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+
+from .shared import Parser, Wrong, fail
+
+BEGAN = time.perf_counter()
+COMMANDS = {  # and their files
+    name: name.replace("try", "try_changes")
+    for name in (
+        "doctor", "measure", "carry", "train", "diagnose", "profile", "try", "guard", "referee", "fit", "grade",
+        "report",
+    )
+}  # fmt: skip
+STOPPED = {
+    "measure": "stopped; finished rows are kept, and the same command goes on there",
+    "report": "stopped; nothing was written",
+    "referee": "stopped; cases of a submission that were judged are kept, and the same command goes on there",
+}
+AGAIN_S = 0.5  # after which SIGTERM is raised anew where it was lost
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line when a profiler starts or stops
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = ""
+    try:
+        options = parser(given[:1]).parse_args(given)
+        if not (command := options.command):
+            lines = [f"{name:<10}{_file(name).ABOUT}" for name in COMMANDS]
+            print(*lines, "dlspeed COMMAND --help tells more", sep="\n")
+            return 0
+        # While notebooks run, signals are the report's to handle.
+        with contextlib.nullcontext() if command == "report" else terminable():
+            return _run(options)
+    except KeyboardInterrupt as stopped:
+        return fail(STOPPED.get(command, "stopped"), 128 + (*stopped.args, signal.SIGINT)[0])
+
+
+def _file(command: str) -> ModuleType:
+    return importlib.import_module(f".{COMMANDS[command]}", __name__)
+
+
+def parser(first: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Of the command that the first argument names, else of all."""
+    whole = Parser(prog="dlspeed", description="Measure, train, profile, diagnose, build the report.")
+    whole.set_defaults(command="")
+    commands = whole.add_subparsers(title="commands", metavar="COMMAND")
+    for name in [name for name in first if name in COMMANDS] or COMMANDS:
+        file = _file(name)
+        added = commands.add_parser(name, help=file.ABOUT, description=file.ABOUT)
+        added.set_defaults(command=name)
+        file.add_options(added)
+    return whole
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        return _file(options.command).run(options)
+    except Wrong as error:
+        return fail(error, 2)
+    except Exception as error:
+        from ..chapters import UnknownName
+        from ..lab.machine import DeviceError
+        from ..lab.records import RecordError
+
+        if isinstance(error, UnknownName):
+            return fail(error, 2)
+        if isinstance(error, (DeviceError, RecordError, OSError)):
+            return fail(error, 1)
+        raise
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM stops what runs as Ctrl-C does, which leaves no process and no temporary folder. A fork dies of it.
+
+    The KeyboardInterrupt's argument is the signal's number. It is raised again every half second until it gets here:
+    where a destructor runs, Python only prints what is raised, and a script may catch it. While it is on its way, and
+    what it passes is put in order, it is not.
+    """
+    owner, told = os.getpid(), threading.Event()
+
+    def stop(_number: int, _frame: object) -> None:
+        if os.getpid() != owner:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif not told.is_set():
+            told.set()
+            threading.Thread(target=insist, daemon=True).start()
+            raise KeyboardInterrupt(signal.SIGTERM)
+        elif not _on_its_way():
+            raise KeyboardInterrupt(signal.SIGTERM)
+
+    def insist() -> None:
+        while not ended.wait(AGAIN_S):
+            os.kill(owner, signal.SIGTERM)
+
+    before, ended = signal.signal(signal.SIGTERM, stop), threading.Event()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _on_its_way() -> bool:
+    """Whether an interrupt is being handled: by a `finally`, an `except` or a context that it leaves."""
+    error = sys.exception()
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None

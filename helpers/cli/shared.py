@@ -1,0 +1,83 @@
+"""What commands share: a parser whose errors are a line, kinds of arguments, a script and its arguments, ends."""
+
+import argparse
+import sys
+from pathlib import Path
+
+
+class Wrong(Exception):
+    """What the user got wrong, in one line."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def fail(reason: object, code: int) -> int:
+    print("dlspeed:", *str(reason).split(), file=sys.stderr)  # in one line
+    return code
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """A script or module with its arguments, after all options of the command itself."""
+    parser.usage = "%(prog)s [options] (SCRIPT | -m MODULE) [ARGS …]"
+    parser.set_defaults(own={name for action in parser._actions for name in action.option_strings})
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module and its arguments")
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT …", help="the script and its arguments")
+
+
+def script_of(options: argparse.Namespace) -> list[str]:
+    """The script or module, and its arguments."""
+    if not (command := options.module or options.script):
+        raise Wrong(f"{options.command} what? SCRIPT [ARGS …] or -m MODULE [ARGS …]")
+    if taken := [name for name in command[1:] if name.partition("=")[0] in options.own]:
+        tell(f"dlspeed: {' '.join(taken)} goes to {command[0]}; what {options.command} takes stands before it")
+    return command if options.module else existing(command)
+
+
+def existing(command: list[str]) -> list[str]:
+    if not Path(command[0]).is_file():
+        raise Wrong(f"there is no script {command[0]}")
+    return command
+
+
+def script_failed(error: Exception, options: argparse.Namespace) -> int:
+    """Show an error of the script's own as Python would."""
+    from ..script.running import script_frames
+
+    frames = script_frames(error.__traceback__)
+    if options.module and frames is None and isinstance(error, ImportError):
+        return fail(error, 2)
+    sys.excepthook(type(error), error.with_traceback(frames), frames)
+    return 1

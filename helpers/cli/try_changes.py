@@ -1,0 +1,48 @@
+"""`dlspeed try SCRIPT …`."""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from .shared import add_json, add_script, existing, fail, positive, script_of, tell
+
+ABOUT = "Try changes on a training script as it is: what each did, and the edit to make."
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--seconds", type=positive, default=300.0, metavar="S", help="for all trials (default: 300)")
+    add("--only", metavar="A,B", help="changes to try (default: all that apply)")
+    add("--against", metavar="'FILE ARGS'", help="try a script that you edited, and no changes from outside")
+    add("--python", metavar="PYTHON", help="another environment's, which runs the script beside this one")
+    add_json(parser)
+    add("--write", type=Path, metavar="PATCH", help="write the changes that helped as a unified diff")
+    add_script(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..lab import files
+    from ..trying import answer, search
+
+    script, *arguments = script_of(options)
+    limits = {"module": bool(options.module), "seconds": options.seconds, "tell": tell}
+    try:
+        if options.against or options.python:
+            if options.only or options.write or (options.against and options.module):
+                return fail("--against and --python compare two runs, without --only and --write", 2)
+            edited, *others = existing(shlex.split(options.against)) if options.against else [script, *arguments]
+            python = options.python or sys.executable
+            result = search.try_edited(script, arguments, edited, others, python=python, **limits)
+        else:
+            only = [name.strip() for name in options.only.split(",")] if options.only else []
+            result = search.try_script(script, arguments, only=only, **limits)
+    except ValueError as error:  # a change that isn't there
+        return fail(error, 2)
+    except search.CannotTry as error:
+        return fail(error, 1)
+    print(result.json() if options.json else answer.text(result))
+    if options.write:
+        files.write(options.write, result.patch)
+        tell(f"written to {options.write}")
+    return 0
