@@ -1,6 +1,6 @@
 """The faults of a training that its profile or its watched loop shows: an entry each in `faults.toml`.
 
-A rule of `profiling.findings` names its fault, which gives the finding its remedy, and adds evidence, place and gain.
+A rule of `findings.rules` names its fault, which gives the finding its remedy, and adds evidence, place and gain.
 `tried` are the changes and probes of `dlspeed try` that take it away, the likeliest first. `planted` are the loops in
 which it is expected, by their files' stems, and the switches of chapter 3's trainings that plant it.
 """

@@ -19,6 +19,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ...experiments.rush.steps import BEST, FULL, MEDIUM, ON_CPU, SMALL, apart, missing, setup_of
+from ...findings.trace import COPY, FILL, OP, Event, Trace
+from ...findings.trace_file import read_trace
 from ...lab import Worth, device, each
 from ...lab.ceilings import copy, large_copy, product_rate
 from ...lab.records import Row
@@ -27,8 +29,6 @@ from ...lab.records.values import PERCENT, Number
 from ...lab.timing import Timing, synchronize
 from ...models import Llama
 from ...models.llama import preset
-from ...profiling.read_trace import read_trace
-from ...profiling.trace import COPY, FILL, OP, Event, Trace
 from ...rush import Setup, Trainer
 from ...rush.measurement import SEQUENCES, text_tokens
 from ...rush.rates import FLOAT8, product_type

@@ -25,8 +25,8 @@ from ...experiments.rush.steps import (
     setup_of,
 )
 from ...lab import Worth, device
+from ...lab.memory import is_out_of_memory
 from ...lab.records import Row
-from ...lab.records.experiment import is_out_of_memory
 from ...lab.records.table import table
 from ...lab.records.values import PERCENT, TIMES, Number, lacking, paired, pick
 from ...rush import Setup
