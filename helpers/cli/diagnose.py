@@ -2,12 +2,8 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from .shared import add_json, fail
-
-if TYPE_CHECKING:
-    from ..findings.summary import Diagnosis
+from .shared import add_formats, diagnosed, fail
 
 ABOUT = "What bounds a training loop, from its profile, and what to change first."
 
@@ -15,11 +11,6 @@ ABOUT = "What bounds a training loop, from its profile, and what to change first
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("profile", type=Path, metavar="TRACE|FOLDER", help="of torch.profiler; a folder: a file a rank")
     add_formats(parser)
-
-
-def add_formats(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the step's timeline as well")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,16 +22,3 @@ def run(options: argparse.Namespace) -> int:
         return fail(error, 1)
     print(diagnosis.json() if options.json else diagnosis)
     return 0
-
-
-def diagnosed(profile: Path, html: Path | None) -> "Diagnosis":
-    """The diagnosis of a profile or a folder; its page is written, if it is asked for."""
-    from ..findings.diagnose import read_and_diagnose
-
-    diagnosis, trace = read_and_diagnose(profile)
-    if html:
-        from ..findings.page import page
-        from ..lab import files
-
-        files.write(html, page(diagnosis, trace))
-    return diagnosis

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .shared import add_json, count, fail, positive, tell
 
@@ -46,7 +46,8 @@ def run(options: argparse.Namespace) -> int:
     if options.page:
         return _write_page(options.page)
     plan = fit.Plan(**{field.name: getattr(options, field.name) for field in dataclasses.fields(fit.Plan)})
-    result, faults = {}, []
+    result: dict[str, Any] = {}
+    faults: list[ValueError] = []
     try:
         gpu = _card(options)
         plan.check()

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .diagnose import add_formats, diagnosed
-from .shared import add_script, count, fail, positive, script_failed, script_of, tell
+from .shared import add_formats, add_script, count, diagnosed, fail, positive, script_failed, script_of, tell
 
 if TYPE_CHECKING:
+    from ..script.observation import Observation
     from ..script.recording import Recording
 
 ABOUT = "Run a training script as it is, profile a few iterations, and diagnose them."
@@ -69,7 +69,7 @@ def _prints_on_stderr() -> Iterator[None]:
         os.close(stdout)
 
 
-def _print_seen(observation: object) -> None:
+def _print_seen(observation: "Observation") -> None:
     from ..findings.caveats import loop_text
     from ..findings.loop import Loop
 

@@ -3,6 +3,10 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..findings.summary import Diagnosis
 
 
 class Wrong(Exception):
@@ -45,6 +49,11 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
+def add_formats(parser: argparse.ArgumentParser) -> None:
+    add_json(parser)
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the step's timeline as well")
+
+
 def add_results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
 
@@ -81,3 +90,16 @@ def script_failed(error: Exception, options: argparse.Namespace) -> int:
         return fail(error, 2)
     sys.excepthook(type(error), error.with_traceback(frames), frames)
     return 1
+
+
+def diagnosed(profile: Path, html: Path | None) -> "Diagnosis":
+    """The diagnosis of a profile or a folder; its page is written, if it is asked for."""
+    from ..findings.diagnose import read_and_diagnose
+
+    diagnosis, trace = read_and_diagnose(profile)
+    if html:
+        from ..findings.page import page
+        from ..lab import files
+
+        files.write(html, page(diagnosis, trace))
+    return diagnosis

@@ -1,7 +1,7 @@
 """A training loop, recorded or observed, to its account, findings, diagnosis and page.
 
 trace           events, and what ran inside what; trace_file reads them
-account         where a step's time goes, in spans (intervals)
+account         where a step's time goes, in spans
 scene, loop     what rules look at: a trace with its account; the observed loop
 rules           a function a finding
 caveats         why a profile may mislead, and notes

@@ -2,22 +2,23 @@
 
 On a GPU the account divides the time from the first to the last device event: compute, and communication, copies and
 idle time while nothing computes. Idle time is divided by what the host did meanwhile. On a CPU it divides the steps:
-operators, the loader, the optimizer, copies of data, and Python for the rest.
+operators, the loader, the optimizer, copies of data, and Python for the rest. At the end: spans of time as sets.
 """
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import inf
 from statistics import median
 
 import pandas as pd
 
-from .intervals import Spans, intersect, length, of, subtract, union
 from .trace import ANNOTATION, COPY, FILL, KERNEL, LOADER, OP, OPTIMIZER, RUNTIME, STEP, Event, Trace
 
+Spans = list[tuple[float, float]]  # in order and disjoint, in µs on the profile's clock
 COMPUTE, COMMUNICATION, COPIES, IDLE = "compute", "communication", "copies", "idle"
 # Why the device idles: what the host does meanwhile.
 IN_LOADER, IN_WAIT, IN_OP, IN_PYTHON = "loader", "wait for the device", "inside an op", "Python"
@@ -221,3 +222,48 @@ def _track(trace: Trace, event: Event) -> str | None:
             return None
         return "host" if event.track == trace.thread else "backward thread"
     return f"stream {str(event.track[1]).removeprefix('stream ')}" if event.kind in (KERNEL, COPY, FILL) else None
+
+
+def union(events: list[tuple[float, float]]) -> Spans:
+    spans: Spans = []
+    for begin, end in sorted(events):
+        if spans and begin <= spans[-1][1]:
+            if end > spans[-1][1]:
+                spans[-1] = (spans[-1][0], end)
+        elif end > begin:
+            spans.append((begin, end))
+    return spans
+
+
+def of(events: list[Event]) -> Spans:
+    """The spans in which at least one of the events runs."""
+    return union([(e.begin, e.end) for e in events])
+
+
+def intersect(left: Spans, right: Spans) -> Spans:
+    both, i, j = [], 0, 0
+    while i < len(left) and j < len(right):
+        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if begin < end:
+            both.append((begin, end))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return both
+
+
+def subtract(left: Spans, right: Spans) -> Spans:
+    edges = [-inf, *(time for span in right for time in span), inf]
+    return intersect(left, list(zip(edges[::2], edges[1::2], strict=True)))
+
+
+def length(spans: Spans) -> float:
+    return sum(end - begin for begin, end in spans)
+
+
+def covered(spans: Spans, begin: float, end: float) -> float:
+    """How much of [begin, end] the spans cover."""
+    first = bisect_right(spans, begin, key=lambda span: span[1])
+    last = bisect_left(spans, end, key=lambda span: span[0])
+    return sum(min(stop, end) - max(start, begin) for start, stop in spans[first:last])

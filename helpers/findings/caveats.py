@@ -8,8 +8,23 @@ from ..faults import remedy
 from ..script import pace, settings, stacks
 from ..script.observation import Observation, Span
 from ..script.stacks import place, quoted
-from .account import IDLE, IN_WAIT, QUEUED, START_UP, is_copy_call, is_wait, start_up_calls, step_windows
-from .intervals import Spans, covered, intersect, length, of, subtract, union
+from .account import (
+    IDLE,
+    IN_WAIT,
+    QUEUED,
+    START_UP,
+    Spans,
+    covered,
+    intersect,
+    is_copy_call,
+    is_wait,
+    length,
+    of,
+    start_up_calls,
+    step_windows,
+    subtract,
+    union,
+)
 from .loop import Loop
 from .rules import products, unrecorded
 from .scene import Scene, totals

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from ..script.observation import COSTS, PLACES, Observation, read_observation
-from . import account, caveats, ranks
-from .intervals import union
+from . import account, caveats
+from .account import union
 from .loop import Loop
 from .rules import convolutions, host_work, needless, on_cpu, products, unrecorded, waiting
 from .scene import Scene
@@ -188,7 +188,9 @@ def _in_folder(folder: Path) -> tuple[Path, Source, list[Note], Path | None]:
         raise ValueError(f"{folder} holds no profile (*.json or *.json.gz)")
     if len(files) == 1:
         return files[0], files[0], [], places
-    return *ranks.last_to_arrive(files), places
+    from .ranks import last_to_arrive
+
+    return *last_to_arrive(files), places
 
 
 def _findings(scene: Scene, least: float) -> list[Finding]:

@@ -12,8 +12,7 @@ from math import ceil, floor, log10
 
 import pandas as pd
 
-from .account import names_collective, states, timeline
-from .intervals import Spans, intersect
+from .account import Spans, intersect, names_collective, states, timeline
 from .summary import MOST_FINDINGS, Diagnosis, milliseconds
 from .trace import Trace
 

@@ -15,13 +15,18 @@ from .account import (
     IN_LOADER,
     START_UP,
     Account,
+    Spans,
     device_account,
     host_account,
+    intersect,
     is_blocking_read,
     is_wait,
+    length,
+    of,
     step_windows,
+    subtract,
+    union,
 )
-from .intervals import Spans, intersect, length, of, subtract, union
 from .source_places import by_source_line, others, source_lines
 from .summary import Finding, milliseconds
 from .trace import KERNEL, OP, Event, Trace

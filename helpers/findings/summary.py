@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from .intervals import Spans
+from .account import Spans
 from .trace import Note
 
 WIDTH = 100

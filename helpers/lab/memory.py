@@ -13,6 +13,7 @@ import torch
 from torch._C._profiler import _EventType
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .machine import device
 
@@ -92,6 +93,16 @@ def is_out_of_memory(error: BaseException) -> bool:
         isinstance(error, RuntimeError)
         and any(words in message for words in ("out of memory", "can't allocate memory", "alloc_failed"))
     )
+
+
+def end_loader_workers() -> None:
+    """End the workers of all DataLoaders in this process.
+
+    Where an iterator is garbage of a cycle, Python closes its queues first, and each worker is waited for in vain for
+    five seconds, whenever that garbage is collected.
+    """
+    for iterator in [each for each in gc.get_objects() if type(each) is _MultiProcessingDataLoaderIter]:
+        iterator._shutdown_workers()
 
 
 def peak_memory(fn: Callable[[], Any]) -> Memory:

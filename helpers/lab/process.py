@@ -4,7 +4,6 @@ What ran before in a process changes what is measured after it: memory that the 
 threads, compiled code. And glibc reads its allocator's settings once, when a process starts.
 """
 
-import gc
 import multiprocessing.connection
 import os
 import threading
@@ -13,8 +12,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 from unittest import mock
-
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 
 def in_fresh_process(
@@ -42,13 +39,3 @@ def end_with_parent() -> None:
     """End this process when the one that started it has died, which a pool's worker doesn't notice."""
     ends = [multiprocessing.parent_process().sentinel]
     threading.Thread(target=lambda: os._exit(len(multiprocessing.connection.wait(ends))), daemon=True).start()
-
-
-def end_loader_workers() -> None:
-    """End the workers of all DataLoaders in this process.
-
-    Where an iterator is garbage of a cycle, Python closes its queues first, and each worker is waited for in vain for
-    five seconds, whenever that garbage is collected.
-    """
-    for iterator in [each for each in gc.get_objects() if type(each) is _MultiProcessingDataLoaderIter]:
-        iterator._shutdown_workers()

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch.optim import Optimizer
 
-from ..lab.process import end_loader_workers
+from ..lab.memory import end_loader_workers
 from . import hooks
 
 PACKAGE = Path(__file__).resolve().parents[1]

@@ -19,7 +19,6 @@ import torch
 from ..script import hooks, running
 from ..script.stacks import is_library
 from .change import OF_ALL, Change, Facts
-from .output import without_output
 
 
 class SameBatch(Change):
@@ -61,6 +60,8 @@ def _code(get_code: Callable[..., Any], loader: Any, name: str) -> Any:
 
 
 def _silent(script: str) -> CodeType:
+    from .output import without_output  # only a process that is silent needs it
+
     tree = without_output(Path(script).read_bytes())
     return compile(tree, os.path.abspath(script), "exec", dont_inherit=True)
 

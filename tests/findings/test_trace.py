@@ -14,9 +14,8 @@ from torch.profiler import profile, record_function, schedule
 
 from helpers.findings import trace as kinds
 from helpers.findings import trace_file
-from helpers.findings.account import timeline
+from helpers.findings.account import covered, intersect, length, subtract, timeline, union
 from helpers.findings.diagnose import diagnose
-from helpers.findings.intervals import covered, intersect, length, subtract, union
 from helpers.findings.source_places import module, source_line
 from helpers.findings.trace_file import read_trace
 from helpers.script.stacks import call_sites

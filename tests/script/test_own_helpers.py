@@ -190,7 +190,7 @@ def test_it_reads_plans_and_examines_where_there_is_no_checkout(command, tmp_pat
     monkeypatch.chdir(tmp_path)
     assert "largest batch that fits" in run(*command, "fit", "--model", "tiny", "--sequence", "64").stdout
     assert "class of machine" in run(*command, "doctor").stdout
-    trace = ROOT / "tests/profiling/traces"
+    trace = ROOT / "tests/findings/traces"
     assert run(*command, "diagnose", next(file for file in trace.rglob("*.json.gz"))).stdout
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.lab.process import end_loader_workers
+from helpers.lab.memory import end_loader_workers
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,21 @@ from statistics import median
 
 import numpy as np
 
-from ..account import COMPUTE, HOST_REASONS, IDLE, UPDATING, is_wait, start_up_calls
-from ..intervals import Spans, covered, intersect, length, of, subtract, union
+from ..account import (
+    COMPUTE,
+    HOST_REASONS,
+    IDLE,
+    UPDATING,
+    Spans,
+    covered,
+    intersect,
+    is_wait,
+    length,
+    of,
+    start_up_calls,
+    subtract,
+    union,
+)
 from ..scene import Scene, larger, totals
 from ..source_places import source_lines
 from ..summary import BOUND, ESTIMATE, MEASURED, Finding, milliseconds

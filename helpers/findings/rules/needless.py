@@ -20,7 +20,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ...faults import remedy
-from ..intervals import length, of
+from ..account import length, of
 from ..scene import SEVERAL, Scene
 from ..source_places import by_source_line, others, source_line, source_lines, user_frame
 from ..summary import BOUND, ESTIMATE, MEASURED, Finding

@@ -13,8 +13,7 @@ import numpy as np
 
 from ...script.rates import ATTENTION, CONVOLUTION, FP64
 from ...script.settings import ONE_THREAD
-from ..account import OPERATORS, PYTHON_CODE
-from ..intervals import intersect, of, subtract, union
+from ..account import OPERATORS, PYTHON_CODE, intersect, of, subtract, union
 from ..scene import SEVERAL, Scene
 from ..source_places import user_frame
 from ..summary import BOUND, ESTIMATE, Finding

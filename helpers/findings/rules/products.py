@@ -14,8 +14,7 @@ from math import prod
 
 from ...lab.cards import likely
 from ...script.rates import TFLOPS
-from ..account import COMPUTE, OPERATORS, is_collective
-from ..intervals import length
+from ..account import COMPUTE, OPERATORS, is_collective, length
 from ..scene import Scene, larger, totals
 from ..summary import BOUND, ESTIMATE, Finding, milliseconds
 from ..trace import KERNEL, Event, Note, Trace, aten

@@ -18,11 +18,16 @@ from ..account import (
     IN_LOADER,
     LOADING,
     START_UP,
+    Spans,
+    intersect,
     is_blocking_read,
     is_collective,
     is_wait,
+    length,
+    of,
+    subtract,
+    union,
 )  # fmt: skip
-from ..intervals import Spans, intersect, length, of, subtract, union
 from ..scene import Scene, larger, totals
 from ..source_places import by_source_line, others, source_lines
 from ..summary import BOUND, MEASURED, Finding, milliseconds

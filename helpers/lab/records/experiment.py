@@ -21,8 +21,7 @@ import torch
 
 from ..device_share import DEVICE_SHARE
 from ..machine import device, missing_because
-from ..memory import OUT_OF_MEMORY, is_out_of_memory
-from ..process import end_loader_workers
+from ..memory import OUT_OF_MEMORY, end_loader_workers, is_out_of_memory
 from .store import STATUS, Row
 
 FAILED = "failed: "
