@@ -8,7 +8,7 @@ import pandas as pd
 from ...experiments.rush.transformers_llama import ALIKE
 from ...lab.estimate import LUCK_HERE
 from ...lab.records.values import PERCENT, TIMES, Number, derived, lacking, paired, timed
-from ...lab.trials import luck
+from ...lab.trials.start_noise import of_ratios
 
 KINDS = {"kind": {"layer": "LayerNorm", "rms": "RMSNorm"}}
 COMPILED_ALIKE = f"transformers, fused AdamW, compile{ALIKE}"
@@ -48,7 +48,7 @@ def nulls(rows: pd.DataFrame) -> SimpleNamespace:
     cells = cells.groupby(["step", "processes"], sort=False)
     table = cells.agg({"trials": "sum", "pairs": "median", "excluded": "sum", "farthest": "max"})
     heads = {"step": "rung", "excluded": "intervals without 1", "farthest": "farthest from 1, %"}
-    there = luck.of(np.log(one["ratio"]), one["starts"]) if len(one) else None
+    there = of_ratios(np.log(one["ratio"]), one["starts"]) if len(one) else None
     return SimpleNamespace(
         table=table.reset_index().rename(columns=heads),
         model=rows["model"].iloc[0],
