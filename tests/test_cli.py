@@ -250,6 +250,34 @@ except SystemExit as end:
     assert done.stdout.startswith("usage: dlspeed") and done.stderr == f"0 False True {bool(command)}\n"
 
 
+STEPS = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range({steps}):
+    model(torch.randn(2, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("command", "steps", "most"), [(["profile"], 40, 30), (["try", "--only", "compile"], 0, 45)])
+def test_a_command_for_a_script_reads_few_files_of_the_tool(tmp_path, command, steps, most):
+    (tmp_path / "train.py").write_text(STEPS.format(steps=steps))
+    program = f"""
+import runpy, sys
+runpy.run_path({str(ROOT / "helpers/boot.py")!r})["load"]()
+from dlspeed.cli import main
+main(sys.argv[1:])
+rooms = ("dlspeed.script.", "dlspeed.findings.", "dlspeed.trying.", "dlspeed.faults")
+files = [name for name, module in sys.modules.items() if name.startswith(rooms) and not hasattr(module, "__path__")]
+print(*files, sep="\\n", file=sys.stderr)
+"""
+    line = [sys.executable, "-c", program, *command, "train.py"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    files = [name for name in done.stderr.splitlines() if name.startswith("dlspeed.")]
+    assert "dlspeed.findings.diagnose" in files and len(files) <= most
+
+
 def test_diagnose_names_a_time_that_is_no_number_in_a_line(tmp_path, capsys):
     for time_us in ("1" * 400, "1e999"):
         trace = tmp_path / "trace.json"
