@@ -8,23 +8,8 @@ from ..faults import remedy
 from ..script import pace, settings, stacks
 from ..script.observation import Observation, Span
 from ..script.stacks import place, quoted
-from .account import (
-    IDLE,
-    IN_WAIT,
-    QUEUED,
-    START_UP,
-    Spans,
-    covered,
-    intersect,
-    is_copy_call,
-    is_wait,
-    length,
-    of,
-    start_up_calls,
-    step_windows,
-    subtract,
-    union,
-)
+from . import account
+from .account import Spans, covered, intersect, length, of, subtract, union
 from .loop import Loop
 from .rules import products, unrecorded
 from .scene import Scene, totals
@@ -63,8 +48,8 @@ def notes(scene: Scene) -> list[Note]:
 
 
 def _start_up(scene: Scene) -> Iterator[str]:
-    calls = start_up_calls(scene.trace)
-    spent = scene.account.idle_shares.get(START_UP, 0.0) if scene.account else length(of(calls)) / scene.us
+    calls = account.start_up_calls(scene.trace)
+    spent = scene.account.idle_shares.get(account.START_UP, 0.0) if scene.account else length(of(calls)) / scene.us
     if spent < LEAST:
         return
     by_name = totals((call.name, call.us) for call in calls)
@@ -93,10 +78,10 @@ def _silent(scene: Scene) -> Iterator[str]:
     """Idle time while the host waits: no fix of the host's would fill it."""
     if scene.account is None:
         return
-    waited, queued = (scene.account.idle_shares.get(reason, 0.0) for reason in (IN_WAIT, QUEUED))
+    waited, queued = (scene.account.idle_shares.get(reason, 0.0) for reason in (account.IN_WAIT, account.QUEUED))
     if waited >= LEAST:
-        idle = scene.account.idle[IN_WAIT]
-        calls = [e for e in scene.trace.host if is_wait(e) or is_copy_call(e)]
+        idle = scene.account.idle[account.IN_WAIT]
+        calls = [e for e in scene.trace.host if account.is_wait(e) or account.is_copy_call(e)]
         places = (f"{call.name} of {source_lines(scene.trace, [call])}" for call in calls)
         silent = totals(zip(places, (covered(idle, call.begin, call.end) for call in calls), strict=True))
         place, us = silent[0]
@@ -114,7 +99,7 @@ def _silent(scene: Scene) -> Iterator[str]:
 
 def _outliers(scene: Scene) -> Iterator[str]:
     if scene.outliers:
-        windows = step_windows(scene.trace)
+        windows = account.step_windows(scene.trace)
         begin, end = max(scene.outliers, key=lambda span: span[1] - span[0])
         yield (
             f"{len(scene.outliers)} of {len(windows)} steps took over twice the median, the longest (step "
@@ -123,7 +108,7 @@ def _outliers(scene: Scene) -> Iterator[str]:
 
 
 def _unsteady(scene: Scene) -> Iterator[str]:
-    lengths = [(end - begin) / 1e3 for begin, end in step_windows(scene.trace)]
+    lengths = [(end - begin) / 1e3 for begin, end in account.step_windows(scene.trace)]
     if len(lengths) > 2 and not 0.9 < mean(lengths) / median(lengths) < 1.1:
         yield f"steps differ: their mean is {milliseconds(mean(lengths))}, their median {milliseconds(median(lengths))}"
 
@@ -138,7 +123,7 @@ def _stacks(scene: Scene) -> Iterator[str]:
 
 def _last_wait(scene: Scene) -> Iterator[str]:
     last = max((e.begin for e in scene.trace.device), default=0.0)
-    late = [e for e in scene.trace.host if is_wait(e) and e.end >= last and e.us > _LATE]
+    late = [e for e in scene.trace.host if account.is_wait(e) and e.end >= last and e.us > _LATE]
     if late and scene.account:
         longest = milliseconds(max(e.us for e in late) / 1e3)
         yield f"the last {late[-1].name}, {longest}, ends the recording and is not counted"
@@ -167,7 +152,7 @@ def unexplained(scene: Scene, findings: list[Finding]) -> Iterator[Note]:
 
 def _spent(scene: Scene, part: str, spans: Spans) -> Iterator[tuple[str, float]]:
     """The kinds of kernels, the reasons of idleness or the ops that the spans are spent on, in µs."""
-    if part == IDLE and scene.account:
+    if part == account.IDLE and scene.account:
         yield from ((reason, length(intersect(spans, idle))) for reason, idle in scene.account.idle.items())
     elif scene.account:
         for kind in dict.fromkeys(products.kind_of(e.name) for e in scene.trace.device if e.kind == KERNEL):

@@ -8,32 +8,15 @@ from statistics import median
 from typing import Any
 
 from ..faults import remedy
-from .account import (
-    COMPUTE,
-    HOST_REASONS,
-    IDLE,
-    IN_LOADER,
-    START_UP,
-    Account,
-    Spans,
-    device_account,
-    host_account,
-    intersect,
-    is_blocking_read,
-    is_wait,
-    length,
-    of,
-    step_windows,
-    subtract,
-    union,
-)
+from . import account
+from .account import Account, Spans, intersect, length, of, subtract, union
 from .source_places import by_source_line, others, source_lines
 from .summary import Finding, milliseconds
 from .trace import KERNEL, OP, Event, Trace
 
 SEVERAL = "several"  # parts of the account: a finding's spans count wherever they lie
 OUTLIER = 2.0  # times the median step
-HOST_BOUND_REASONS = (*HOST_REASONS, IN_LOADER)
+HOST_BOUND_REASONS = (*account.HOST_REASONS, account.IN_LOADER)
 HOST_BOUND_SHARE = 0.2  # of the time idle for the host and the loader: from then on the host may bound the step
 NEVER_WAITS = 0.05  # of the time: a host that waits less for the device never does
 
@@ -46,11 +29,11 @@ class Scene:
 
     @cached_property
     def account(self) -> Account | None:
-        return device_account(self.trace)
+        return account.device_account(self.trace)
 
     @cached_property
     def parts(self) -> dict[str, Spans]:
-        return self.account.parts if self.account else host_account(self.trace)
+        return self.account.parts if self.account else account.host_account(self.trace)
 
     @cached_property
     def us(self) -> float:
@@ -64,7 +47,7 @@ class Scene:
     @cached_property
     def outliers(self) -> Spans:
         """Single steps (at most one in five) that took twice as long as the median, but for waits for the loader."""
-        windows = step_windows(self.trace)
+        windows = account.step_windows(self.trace)
         middle, loading = median(end - begin for begin, end in windows), of(self.trace.fetches)
         slow = [(begin, end) for begin, end in windows if end - begin > OUTLIER * middle]
         slow = [span for span in slow if length(intersect(loading, [span])) < (span[1] - span[0]) / 2]
@@ -75,7 +58,7 @@ class Scene:
         """Whether the device waits for the host, and the host never for the device."""
         if self.account is None:
             return False
-        waits = [e for e in self.trace.host if is_wait(e) or is_blocking_read(e)]
+        waits = [e for e in self.trace.host if account.is_wait(e) or account.is_blocking_read(e)]
         share = self.share(self.account.idle_for(*HOST_BOUND_REASONS))
         return share >= HOST_BOUND_SHARE and length(of(waits)) < NEVER_WAITS * self.us
 
@@ -88,25 +71,26 @@ class Scene:
             return intersect(spans, union([(s.begin, s.end) for s in self.trace.steps]))
         if self.host_bound:
             return spans
-        return intersect(spans, subtract(self.account.parts[IDLE], self.account.idle[START_UP]))
+        return intersect(spans, subtract(self.account.parts[account.IDLE], self.account.idle[account.START_UP]))
 
     def kernels(self, events: Iterable[Event]) -> Spans:
         """When the kernels among the events, and those that they launched, run and nothing else does."""
         if self.account is None:
             return []
         kernels = {e for event in events for e in (event, *event.inner()) if e.kind == KERNEL}
-        return intersect(of(list(kernels)), self.account.parts[COMPUTE])
+        return intersect(of(list(kernels)), self.account.parts[account.COMPUTE])
 
     def work(self, ops: list[Event]) -> tuple[str, Spans]:
         """The part of the account that the ops' work belongs to, and its time: kernels, or the host while idle."""
         if self.account is None:
             mine = of([op for op in ops if op.track == self.trace.thread])
             return larger({part: intersect(mine, spans) for part, spans in self.parts.items()})
-        return larger({COMPUTE: self.kernels(ops), IDLE: self.idle(of([op for op in ops if op.kind == OP]))})
+        idle = self.idle(of([op for op in ops if op.kind == OP]))
+        return larger({account.COMPUTE: self.kernels(ops), account.IDLE: idle})
 
     def products(self, ops: list[Event]) -> tuple[str, Spans]:
         """As `work`, for what other kernels would shorten: on a GPU the host's time doesn't count."""
-        return self.work(ops) if self.account is None else (COMPUTE, self.kernels(ops))
+        return self.work(ops) if self.account is None else (account.COMPUTE, self.kernels(ops))
 
     def time(self, spans: Spans) -> str:
         """How long they are in a step."""
@@ -140,7 +124,7 @@ class Scene:
         """
         part, spans = work
         gained = factor * length(subtract(intersect(spans, self.parts.get(part, spans)), self.outliers))
-        if self.account and self.host_bound and part == IDLE and of_host:
+        if self.account and self.host_bound and part == account.IDLE and of_host:
             idle = self.account.idle_for(*HOST_BOUND_REASONS)
             gained = min(length(subtract(spans, self.outliers)), length(idle))
         steps = max(len(self.trace.steps) - len(self.outliers), 1)

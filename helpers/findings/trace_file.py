@@ -31,34 +31,18 @@ import torch
 from ..lab import files
 from ..script.rates import speedups
 from ..script.stacks import CALLED_FROM, call_sites
-from .trace import (
-    ANNOTATION,
-    BACKWARD,
-    COPY,
-    FILL,
-    KERNEL,
-    NO_SHAPES,
-    NO_STACKS,
-    ON_DEVICE,
-    OP,
-    PYTHON,
-    RUNTIME,
-    TORCHS_OWN,
-    WHOLE,
-    Event,
-    Note,
-    Trace,
-)  # fmt: skip
+from . import trace as kinds
+from .trace import Event, Note, Trace
 
 # kineto's categories (torch 2), and those of the profiler before it.
 _CATEGORIES = {
-    OP: ("cpu_op", "operator"),
-    ANNOTATION: ("user_annotation",),
-    PYTHON: ("python_function",),
-    RUNTIME: ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime"),
-    KERNEL: ("kernel",),
-    COPY: ("gpu_memcpy", "memcpy"),
-    FILL: ("gpu_memset", "memset"),
+    kinds.OP: ("cpu_op", "operator"),
+    kinds.ANNOTATION: ("user_annotation",),
+    kinds.PYTHON: ("python_function",),
+    kinds.RUNTIME: ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime"),
+    kinds.KERNEL: ("kernel",),
+    kinds.COPY: ("gpu_memcpy", "memcpy"),
+    kinds.FILL: ("gpu_memset", "memset"),
 }
 _KINDS = {category: kind for kind, categories in _CATEGORIES.items() for category in categories}
 LARGEST = 2**30  # bytes, unpacked: reading takes about four times as much memory
@@ -95,7 +79,7 @@ def _read_profile(profile: torch.profiler.profile) -> Trace:
         events, about = load(path)
     site_of = call_sites(results, int(about.get("baseTimeNanoseconds", 0)))
     for event in events:
-        if event.kind == PYTHON and (site := site_of(event.name, event.begin)):
+        if event.kind == kinds.PYTHON and (site := site_of(event.name, event.begin)):
             event.args.setdefault(CALLED_FROM, site)
     if not torch.cuda.is_available():
         about["bf16_speedup"] = speedups()
@@ -120,9 +104,9 @@ def _export(profile: torch.profiler.profile, path: str) -> None:
 
 def assemble(events: list[Event], about: dict[str, Any], named: str = "the trace") -> Trace:
     """The events as a `Trace`: nested, linked to what they launched, with notes on what can't be seen."""
-    host = [e for e in events if e.kind not in ON_DEVICE]
-    device = [e for e in events if e.kind in ON_DEVICE]
-    if not any(e.kind in (OP, RUNTIME) for e in host) and not device:
+    host = [e for e in events if e.kind not in kinds.ON_DEVICE]
+    device = [e for e in events if e.kind in kinds.ON_DEVICE]
+    if not any(e.kind in (kinds.OP, kinds.RUNTIME) for e in host) and not device:
         raise ValueError(
             f"{named} holds no op and no kernel: it isn't torch.profiler's, or its schedule ended in a cycle in which "
             "nothing ran (repeat=1 records one cycle)"
@@ -141,12 +125,12 @@ def assemble(events: list[Event], about: dict[str, Any], named: str = "the trace
 
 def _name_nodes(host: list[Event]) -> None:
     """Give the backward events of torch before 1.10, which are named by their node alone, today's names."""
-    if any(e.name.startswith(BACKWARD) for e in host):
+    if any(e.name.startswith(kinds.BACKWARD) for e in host):
         return
     for event in host:
-        node = event.kind == OP and event.args.get("Fwd thread id") and event.sequence is not None
+        node = event.kind == kinds.OP and event.args.get("Fwd thread id") and event.sequence is not None
         if node and not event.name.startswith("aten::"):
-            event.name = BACKWARD + event.name
+            event.name = kinds.BACKWARD + event.name
 
 
 def _nest(host: list[Event]) -> None:
@@ -160,15 +144,15 @@ def _nest(host: list[Event]) -> None:
             outer = event.parent = stack[-1]
             outer.children.append(event)
             event.backward = outer.backward
-            event.scope = outer if outer.kind == ANNOTATION else outer.scope
-        if event.kind == OP and event.name.startswith(BACKWARD):
+            event.scope = outer if outer.kind == kinds.ANNOTATION else outer.scope
+        if event.kind == kinds.OP and event.name.startswith(kinds.BACKWARD):
             event.backward = event
         stack.append(event)
 
 
 def _link(host: list[Event], device: list[Event]) -> None:
     """Attribute device time to the launching calls and all around these."""
-    launches = {e.args["correlation"]: e for e in host if e.kind == RUNTIME and "correlation" in e.args}
+    launches = {e.args["correlation"]: e for e in host if e.kind == kinds.RUNTIME and "correlation" in e.args}
     for event in device:
         event.device_us = event.us
         if launch := launches.get(event.args.get("correlation")):
@@ -180,17 +164,17 @@ def _link(host: list[Event], device: list[Event]) -> None:
 
 def _unseen(trace: Trace) -> Iterator[Note]:
     """What this trace can't show."""
-    if trace.steps[0].name == WHOLE:
+    if trace.steps[0].name == kinds.WHOLE:
         text = "no steps are marked (a schedule and prof.step() mark them): the whole trace counts as one step"
         yield Note("no steps", text)
     if not trace.on_gpu:
         yield Note("no device", "no GPU events: only what the host shows is looked for, and times are the host's")
-    if not any(e.kind == PYTHON or "Call stack" in e.args for e in trace.host):
+    if not any(e.kind == kinds.PYTHON or "Call stack" in e.args for e in trace.host):
         text = "no Python frames (with_stack=True records them): places are named by module ranges or by op"
-        yield Note(NO_STACKS, text)
+        yield Note(kinds.NO_STACKS, text)
     if not any(e.dims for e in trace.host):
         text = "no shapes (record_shapes=True records them): matrix sizes, attention and constant work can't be seen"
-        yield Note(NO_SHAPES, text)
+        yield Note(kinds.NO_SHAPES, text)
 
 
 def load(path: str | Path) -> tuple[list[Event], dict[str, Any]]:
@@ -231,7 +215,7 @@ def _decoded(raw: dict[str, Any]) -> Any:
     begin, us, name = float(raw["ts"]), float(raw.get("dur", 0)), sys.intern(raw["name"])
     if not math.isfinite(begin + us):
         raise ValueError(f"the time of {name} is no number")
-    if kind == OP and name.startswith(TORCHS_OWN):  # as older versions of torch do
-        kind = ANNOTATION
+    if kind == kinds.OP and name.startswith(kinds.TORCHS_OWN):  # as older versions of torch do
+        kind = kinds.ANNOTATION
     args = {key: value for key, value in (raw.get("args") or {}).items() if key in _ARGUMENTS}
     return Event(name, kind, begin, begin + us, (raw.get("pid"), raw.get("tid")), args)

@@ -7,21 +7,8 @@ from statistics import median
 
 import numpy as np
 
-from ..account import (
-    COMPUTE,
-    HOST_REASONS,
-    IDLE,
-    UPDATING,
-    Spans,
-    covered,
-    intersect,
-    is_wait,
-    length,
-    of,
-    start_up_calls,
-    subtract,
-    union,
-)
+from .. import account
+from ..account import Spans, covered, intersect, length, of, subtract, union
 from ..scene import Scene, larger, totals
 from ..source_places import source_lines
 from ..summary import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
@@ -54,9 +41,10 @@ def unfused_optimizer(scene: Scene) -> Iterator[Finding]:
         if kind not in WITH_FUSED and (foreach or "fused" in kind.lower() or calls < LOOP):
             continue
         if scene.account:
-            work, sure, factor = larger({COMPUTE: scene.kernels(inner), IDLE: scene.idle(spans)}), BOUND, 1.0
+            work = larger({account.COMPUTE: scene.kernels(inner), account.IDLE: scene.idle(spans)})
+            sure, factor = BOUND, 1.0
         else:
-            work, sure = (UPDATING, intersect(spans, scene.parts[UPDATING])), ESTIMATE
+            work, sure = (account.UPDATING, intersect(spans, scene.parts[account.UPDATING])), ESTIMATE
             factor = _saved_on_a_cpu([op for op in ops if not op.within("aten::")])
         how = "foreach" if foreach else "one parameter after another"
         evidence = f"{calls:.0f} ops a step, {how}, {scene.time(spans)} of the host's time"
@@ -76,10 +64,10 @@ def slow_launches(scene: Scene, explained: Spans) -> Iterator[Finding]:
     trace = scene.trace
     if scene.account is None or not trace.on_gpu:
         return
-    spans = subtract(scene.account.idle_for(*HOST_REASONS), explained)
+    spans = subtract(scene.account.idle_for(*account.HOST_REASONS), explained)
     kernels = [e for e in trace.device if e.kind == KERNEL]
     launches = len({e.parent for e in kernels if e.parent is not None}) or len(kernels)
-    waited = length(of([e for e in trace.host if is_wait(e)])) / scene.us
+    waited = length(of([e for e in trace.host if account.is_wait(e)])) / scene.us
     slowed = any(e.kind == PYTHON for e in trace.host)
     evidence = (
         f"{scene.per_step(launches):,.4g} launches a step, one every {milliseconds(scene.us / launches / 1e3)}; the "
@@ -87,7 +75,7 @@ def slow_launches(scene: Scene, explained: Spans) -> Iterator[Finding]:
         f"{waited:.0%} of the time{'; the profile has stacks, which slow the host' if slowed else ''}"
     )
     where, sure = _where_idle(scene, spans), ESTIMATE if slowed else BOUND
-    yield scene.finding("host slower than the device", (IDLE, spans), where, evidence, sure)
+    yield scene.finding("host slower than the device", (account.IDLE, spans), where, evidence, sure)
 
 
 def _where_idle(scene: Scene, spans: Spans) -> str:
@@ -132,13 +120,13 @@ def returned_memory(scene: Scene) -> Iterator[Finding]:
     trace = scene.trace
     emptied = [e for e in trace.host if e.kind == PYTHON and e.name.endswith(": empty_cache")]
     emptied = [e for e in emptied if trace.step_of(e) is not None]
-    starting = set(start_up_calls(trace))
+    starting = set(account.start_up_calls(trace))
     calls = [e for e in trace.calls if _RESERVES.fullmatch(e.name) and e not in starting]
     steady = {trace.step_of(e) for e in calls} - {0}  # the first step may reserve what all need
     again = calls if trace.steps[0].name != WHOLE and len(steady) >= max(2, len(trace.steps) / 2) else []
     if not emptied + again:
         return
-    work = (IDLE, scene.idle(of(emptied + again))) if scene.account else scene.work(emptied)
+    work = (account.IDLE, scene.idle(of(emptied + again))) if scene.account else scene.work(emptied)
     name = again[0].name if again else "empty_cache"
     evidence = f"{scene.per_step(len(again)):.3g} calls of {name} and its like a step"
     case, where = "emptied" if emptied else "", scene.where(emptied or again)

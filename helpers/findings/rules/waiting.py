@@ -11,23 +11,8 @@ from collections.abc import Iterator
 from statistics import mean, median
 
 from ...faults import remedy
-from ..account import (
-    COMMUNICATION,
-    COPIES,
-    IDLE,
-    IN_LOADER,
-    LOADING,
-    START_UP,
-    Spans,
-    intersect,
-    is_blocking_read,
-    is_collective,
-    is_wait,
-    length,
-    of,
-    subtract,
-    union,
-)  # fmt: skip
+from .. import account
+from ..account import Spans, intersect, length, of, subtract, union
 from ..scene import Scene, larger, totals
 from ..source_places import by_source_line, others, source_lines
 from ..summary import BOUND, MEASURED, Finding, milliseconds
@@ -56,8 +41,8 @@ def loader_waits(scene: Scene) -> Iterator[Finding]:
     fetches = scene.trace.fetches
     if not fetches:
         return
-    part = IDLE if scene.account else LOADING
-    spans = scene.account.idle[IN_LOADER] if scene.account else scene.parts[LOADING]
+    part = account.IDLE if scene.account else account.LOADING
+    spans = scene.account.idle[account.IN_LOADER] if scene.account else scene.parts[account.LOADING]
     if scene.account is None and scene.share(spans) < LOADER_SHARE:
         return
     where, name = source_lines(scene.trace, fetches), fetches[0].name.removeprefix(LOADER)
@@ -83,7 +68,7 @@ def host_waits(scene: Scene) -> Iterator[Finding]:
     count = len({enclosing_op(e) or e for e in events})
     evidence = f"{scene.each(count, 'wait')}, {scene.time(of(events))}; when they end the device idles "
     evidence += f"for {scene.time(open_gaps)} until it gets new work"
-    yield scene.finding("host synchronisation", (IDLE, open_gaps), where, evidence, BOUND, case=_case(worst[0]))
+    yield scene.finding("host synchronisation", (account.IDLE, open_gaps), where, evidence, BOUND, case=_case(worst[0]))
 
 
 def waits(scene: Scene) -> list[Event]:
@@ -94,12 +79,14 @@ def waits(scene: Scene) -> list[Event]:
     trace = scene.trace
     last = max((e.begin for e in trace.device), default=0.0)
     pageable = {enclosing_op(e) for e in trace.device if is_pageable(e)} - {None}
-    calls = [call for call in trace.calls if call.end < last and (is_wait(call) or _is_blocking_copy(call))]
+    calls = [call for call in trace.calls if call.end < last and (account.is_wait(call) or _is_blocking_copy(call))]
     return [call for call in calls if enclosing_op(call) not in pageable and not call.within(LOADER)]
 
 
 def _is_blocking_copy(call: Event) -> bool:
-    return bool(_COPY_CALLS.fullmatch(call.name)) and (not call.name.endswith("Async") or is_blocking_read(call))
+    return bool(_COPY_CALLS.fullmatch(call.name)) and (
+        not call.name.endswith("Async") or account.is_blocking_read(call)
+    )
 
 
 def open_when_done(scene: Scene, calls: list[Event]) -> Spans:
@@ -107,7 +94,7 @@ def open_when_done(scene: Scene, calls: list[Event]) -> Spans:
 
     A device that was idle before the call, or the op that it belongs to, doesn't idle for it.
     """
-    idle = scene.account.parts[IDLE]
+    idle = scene.account.parts[account.IDLE]
     begins = [begin for begin, _ in idle]
     gaps = []
     for call in calls:
@@ -115,7 +102,7 @@ def open_when_done(scene: Scene, calls: list[Event]) -> Spans:
         since = (enclosing_op(call) or call).begin
         if i >= 0 and idle[i][1] > call.end and idle[i][0] >= since:
             gaps.append((max(idle[i][0], call.end - RETURN_US), idle[i][1]))
-    return subtract(union(gaps), scene.account.idle_for(IN_LOADER, START_UP))
+    return subtract(union(gaps), scene.account.idle_for(account.IN_LOADER, account.START_UP))
 
 
 def on_a_gpu(scene: Scene) -> Iterator[Note]:
@@ -188,10 +175,10 @@ def pageable_copies(scene: Scene) -> Iterator[Finding]:
         return
     calls = [e.parent for e in copies if e.parent is not None]
     ops = {op for call in calls if (op := enclosing_op(call)) is not None}
-    calls += [e for op in ops for e in op.inner() if is_wait(e)]
+    calls += [e for op in ops for e in op.inner() if account.is_wait(e)]
     mib = scene.per_step(sum(float(e.args.get("bytes", 0)) for e in copies)) / 2**20
-    exposed = intersect(of(copies), scene.account.parts[COPIES])
-    work = larger({COPIES: exposed, IDLE: open_when_done(scene, calls)})
+    exposed = intersect(of(copies), scene.account.parts[account.COPIES])
+    work = larger({account.COPIES: exposed, account.IDLE: open_when_done(scene, calls)})
     evidence = f"{mib:.3g} MiB in {scene.each(len(copies), 'copy')}, {scene.time(of(copies))}"
     yield scene.finding("copies from pageable memory", work, scene.where(copies), evidence, MEASURED)
 
@@ -205,17 +192,17 @@ def exposed_copies(scene: Scene) -> Iterator[Finding]:
     chosen = [e for e in copies if kind in e.name]
     case = ""
     if "DtoD" in kind:
-        case = "ranks" if any(map(is_collective, scene.trace.device)) else "device"
-    work = COPIES, intersect(of(copies), scene.account.parts[COPIES])
+        case = "ranks" if any(map(account.is_collective, scene.trace.device)) else "device"
+    work = account.COPIES, intersect(of(copies), scene.account.parts[account.COPIES])
     evidence = f"{scene.each(len(chosen), 'copy')} {kind}, {scene.time(of(chosen))}"
     yield scene.finding("exposed copies", work, scene.where(chosen), evidence, BOUND, case=case)
 
 
 def collectives(scene: Scene) -> Iterator[Finding]:
     """Communication while nothing computes, by collective."""
-    if scene.account is None or not (events := [e for e in scene.trace.device if is_collective(e)]):
+    if scene.account is None or not (events := [e for e in scene.trace.device if account.is_collective(e)]):
         return
-    exposed = scene.account.parts[COMMUNICATION]
+    exposed = scene.account.parts[account.COMMUNICATION]
     kinds: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         name = f"{event.args.get('Collective name', '')} {event.name}"
@@ -230,7 +217,7 @@ def collectives(scene: Scene) -> Iterator[Finding]:
     overlap = 1 - length(exposed) / length(of(events))
     first, group = ranked[0]
     evidence += [f"{overlap:.0%} overlaps with compute; the time includes waits for slower ranks"]
-    work, case = (COMMUNICATION, exposed), _collective_case(scene, first, group)
+    work, case = (account.COMMUNICATION, exposed), _collective_case(scene, first, group)
     yield scene.finding("exposed communication", work, first, "; ".join(evidence), BOUND, case=case)
 
 
