@@ -4,7 +4,7 @@ import nbformat.v4
 import pytest
 
 from helpers.grading import Graded, Limits, Submission, grade
-from helpers.trying import landlock
+from helpers.script import landlock
 
 BUSY = Limits(seconds=2, gib=0.5, cells=30, patience=100)
 FORGES = 'import sys; apart = next(m for name, m in sys.modules.items() if name.endswith(".grading.apart"))'
