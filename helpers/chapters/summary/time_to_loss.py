@@ -101,7 +101,7 @@ SIDES_OF = {size: [{"side": side, "size": size} for side in SIDES] for size in S
     same_work=False,
     columns="part seed learning_rate target reached held_out_loss seconds compile_s? step_ms? steps real_bytes "
     "bytes_per_s peak_gib million_parameters source curve",
-    worth=Worth(100, "time to the same loss, the beginner's loop against everything", cpu=700, gpu=120, big_gpu=120),
+    worth=Worth(100, "time to the same loss, by a beginner and by all", cpu=700, gpu=120, big_gpu=120, on_gpu=3),
 )
 def time_to_loss(side: str, size: str) -> list[Row]:
     """Trainings of a side until the held-out loss is at most the target: three that choose the learning rate, then one

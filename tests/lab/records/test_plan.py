@@ -13,6 +13,7 @@ from helpers.lab.machine import device_name, slug
 from helpers.lab.records import store
 from helpers.lab.records.experiment import Experiment, Worth
 from helpers.lab.records.plan import in_order, lines, minutes, missing, plan, total, within
+from helpers.rush import LADDER
 
 ORIGIN = {
     "driver": "none",
@@ -220,13 +221,14 @@ def test_a_plan_for_a_gpu_that_is_not_there_has_its_order_and_its_torch(results,
     assert "; 1 of the missing can't run here; " in said[-1]
     runs = said[said.index(next(line for line in said if line.startswith("run 1: "))) :]
     tables = list(dict.fromkeys(line.split(":")[0].strip() for line in runs if line.startswith("  ")))
-    asked = "rush/ladder rush/without rush/device_time rush/nulls compilers/fusion amp/quality batching/training "
-    declared = [*asked.split(), "swiglu/sweep", "rush/checkpointing", "profiling/gpu_loops"]
+    asked = "rush/ladder rush/without summary/time_to_loss rush/device_time rush/nulls compilers/fusion amp/quality "
+    asked += "batching/training swiglu/sweep rush/checkpointing profiling/gpu_loops"
+    declared = asked.split()
     assert [name for name in tables if name in declared] == declared
     assert {*tables[-2:]} == {"compilers/latency", "profiling/gpu_gains"}
     assert not {"pipelines/formats", "profiling/loops", "compilers/semantics"} & {*tables}
     (ladder,) = [line for line in runs if line.startswith("  rush/ladder")]
-    assert runs.index(ladder) == 1 and ladder.startswith("  rush/ladder: 19 rows")
+    assert runs.index(ladder) == 1 and ladder.startswith(f"  rush/ladder: {len(LADDER)} rows")
     assert all(int(line.split()[2]) <= 1500 for line in runs if line.startswith("run "))
     assert hasattr(torch.nn.functional, "linear_cross_entropy") and not torch.cuda.is_available()
 
