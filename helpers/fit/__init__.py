@@ -5,7 +5,8 @@ fit(plan, memory_gib)       parts, peak, whether it fits, and what would make it
 
 rank_memory(job, ranks)     the memory of one real rank whose others don't exist; measured on CUDA, counted elsewhere
 rank_peak(job, ranks)       the same by part, counted with few layers
-count(setup)                the memory of a step on one device by part, counted anywhere; uncompiled setups
+count(setup)                the memory of a step on one device by part, counted anywhere
+step_time(setup, card)      its time on a GPU, from its kernels and launches, counted anywhere
 transfers(job, ranks)       the bytes that ranks exchange in a step, derived
 predict(job, ranks, …)      the time of a step, from those bytes and the time of computation
 speed(run)                  tokens/s of a run on a GPU by name, with the band that published runs showed
@@ -15,9 +16,10 @@ estimate(run, gpu, price)   the same with its cost and what would make it faster
 from ..lab.cards import Card
 from .estimate import estimate, estimate_text, plan_run
 from .plan import Plan, fit, peak, text, this_memory_gib
-from .rank import count, rank_memory, rank_peak
+from .rank import rank_memory, rank_peak
 from .scaling import CLUSTERS, predict
 from .speed import speed
+from .step import count, step_time
 from .traffic import transfers
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "rank_memory",
     "rank_peak",
     "speed",
+    "step_time",
     "text",
     "this_memory_gib",
     "transfers",

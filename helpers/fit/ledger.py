@@ -141,9 +141,10 @@ class Ledger(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         if self._inferring:
             return result
+        casts = function is torch.ops.aten._to_copy.default and self.part(args) == "weights"
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self._count(leaf, function, args)
+                self._count(leaf, casts)
         operation = function._schema.name
         if operation == "fsdp::chunk_cat":
             self.name("gradients", tree_leaves(kwargs))
@@ -152,6 +153,18 @@ class Ledger(TorchDispatchMode):
         self._look()
         return result
 
+    def part(self, operands: Any) -> str:
+        """The part of the first tensor among operands, "" if it isn't counted."""
+        first = next((leaf for leaf in tree_leaves(operands) if isinstance(leaf, Tensor)), None)
+        return "" if first is None else self._storages.get(first.untyped_storage()._cdata, (0, ""))[1]
+
+    def add(self, results: Any, casts: bool) -> None:
+        """Count what compiled code stores; `casts` says whether these are copies of weights."""
+        for leaf in tree_leaves(results):
+            if isinstance(leaf, Tensor):
+                self._count(leaf, casts)
+        self._look()
+
     def _look(self) -> None:
         """Remember the parts if this is the phase's peak so far, or still is."""
         if self.bytes >= self.peaks[-1].bytes:
@@ -159,12 +172,12 @@ class Ledger(TorchDispatchMode):
             moment = "backward" if in_backward else "forward"
             self.peaks[-1] = Peak(self.bytes, moment, dict(self.parts))
 
-    def _count(self, tensor: Tensor, function: Any, args: tuple) -> None:
+    def _count(self, tensor: Tensor, casts: bool) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages:
             self._storages[key] = (0, "activations")
-            self._set(key, storage.nbytes(), self._part(tensor, function, args))
+            self._set(key, storage.nbytes(), self._part(tensor, casts))
             weakref.finalize(storage, self._forget, key)
 
     def _set(self, key: int, size: int, part: str) -> None:
@@ -180,9 +193,8 @@ class Ledger(TorchDispatchMode):
         self.bytes -= size
         self.parts[part] -= size
 
-    def _part(self, tensor: Tensor, function: Any, args: tuple) -> str:
-        casts = function is torch.ops.aten._to_copy.default
-        if casts and self._storages.get(args[0].untyped_storage()._cdata, (0, ""))[1] == "weights":
+    def _part(self, tensor: Tensor, casts: bool) -> str:
+        if casts:
             return "weight copies"
         if tensor.dim() > 1 and tensor.shape[-1] == self.vocab:
             return "logits"

@@ -27,7 +27,8 @@ from ..lab.memory import GIB
 from ..rush import Setup
 from .anybody import count_model
 from .ledger import Peak
-from .rank import count, rank_peak
+from .rank import rank_peak
+from .step import count
 
 STRATEGIES = ("single", "ddp", "zero2", "zero3")
 # What can be counted on one device, on many, and of other people's models

@@ -1,6 +1,6 @@
-"""SIMULATION: memory of one device, and of one rank of many without the other ranks, with one GPU or none.
+"""SIMULATION: memory of one rank of many without the other ranks, with one GPU or none.
 
-`count` runs the `Trainer` of one device on fake tensors. A rank runs the training code in a fake process group, whose
+A rank runs the training code in a fake process group, whose
 collectives return at once and move nothing: values are meaningless, but shapes, shards and the order of operations and
 collectives are those of a real cluster.
 
@@ -27,32 +27,9 @@ from ..distributed.training import Batches, micro_batches, optimizer_of, train_s
 from ..lab.machine import device as this_device
 from ..lab.memory import GIB, peak_memory
 from ..models.llama import preset
-from ..rush import Setup, Trainer
 from .ledger import Ledger, Peak, deepened, split_step
 
 Rank = tuple[nn.Module, Optimizer, Batches]
-
-
-def count(setup: Setup) -> Peak:
-    """The peak of a training step of an uncompiled setup, after the first, by part. It takes a second."""
-    if setup.compile != "none":
-        raise ValueError(f"compile is {setup.compile!r}; what a compiler saves isn't counted: take 'none'")
-    layers = setup.layers or preset(setup.model)["layers"]
-    return deepened(lambda layers: counted(replace(setup, layers=layers)), layers)
-
-
-def counted(setup: Setup) -> list[Peak]:
-    """The peaks of a step's phases, with all layers of the setup."""
-    ledger = Ledger(setup.batch * setup.sequence)
-    with FakeTensorMode(), ledger:
-        trainer = Trainer(setup, torch.device("cpu"))
-        tokens = torch.zeros(setup.batch, setup.sequence + 1, dtype=torch.long)
-        for weight in trainer.model.parameters():
-            weight.register_post_accumulate_grad_hook(lambda weight: ledger.name("gradients", [weight.grad]))
-        split_step(ledger, trainer.model, trainer.optimizer)
-        ledger.begin_step(trainer.model, trainer.optimizer, [tokens])
-        trainer.step(tokens)
-    return ledger.peaks
 
 
 def rank_memory(job: Job, ranks: int, *, count: bool = False) -> float:

@@ -4,8 +4,8 @@
 
 The time of a token is a sum, and linear in three constants, which are fitted on 317 published runs:
 
-- `products`: floating-point operations of the layers, the head and attention's causal half, at the rate of the card's
-  best product, times the constant (how much longer a training's products take than the best);
+- `products`: floating-point operations of the layers, the head and attention's causal half, at the rate that the
+  card's products sustain, times the constant (how much longer a training's products take);
 - `scores`: each of attention's scores costs as many exponentials as the constant says, whose units have a rate of their
   own: on cards with faster tensor cores, attention doesn't become as much faster;
 - `bytes`: what norms, activations, residuals and casts read and write, per layer, token and value of the width;
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ..lab.cards import Card, card, cards
+from ..lab.cards import LAUNCH_US, Card, card, cards
 
 DATA = Path(__file__).with_name("data")
 LINK_SHARE, NETWORK_SHARE = 0.77, 0.94  # of a link's line rate, by collectives: helpers.fit.scaling's sources
@@ -34,7 +34,7 @@ NETWORK_GB_S = (25.0, 50.0)  # a GPU's share of the network between machines: up
 MACHINE = 8  # GPUs
 LOGIT_BYTES = 12  # per token and word: logits and their gradient in 16 bits, each written once and read twice
 OPTIMIZER_BYTES = 26  # per parameter: gradient in 16 bits, weight and two moments in 32 are read, these written
-LAUNCHES_US = 300.0  # per layer and micro-batch: 60 kernels of 5 µs; assumed, as no published run is bound by them
+LAUNCHES = 51  # per layer and micro-batch: those of a compiled step, as `step` counts them
 # Gathers and reductions of the weights: of a micro-batch if they are sharded, else of a step
 ROUNDS = {"sharded": 3, "gradients": 2, "replicated": 2}
 # By a word in a strategy's name, the first that fits
@@ -50,6 +50,8 @@ NUMBERS = (
 )  # fmt: skip
 NAMES = ("gpu", *NUMBERS, "precision", "strategy", "act_ckpt")
 TOKENS = 16384  # of a micro-batch that isn't given
+HELD = 0.8  # share of the published runs that lie in the band
+TAILS = np.arange(10, 0, -1) / 100  # shares of runs beyond either end of the band, to choose from
 UNSEEN = 1.5  # how many times wider a band is, on a logarithmic scale, outside what was fitted
 
 
@@ -102,7 +104,7 @@ def complete(run: Mapping[str, Any], gpu: Card | None = None) -> dict[str, Any]:
     precision = str(given.get("precision", "bf16")).lower().removeprefix("amp-")
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {given['precision']!r}; valid: {', '.join(PRECISIONS)}")
-    if precision == "fp8" and not device.tflops("fp8"):
+    if precision == "fp8" and not device.sustained("fp8"):
         raise ValueError(f"precision is 'fp8', which {device.gpu} has no units for")
     # 16 bytes a parameter: weight, gradient and moments
     large = 16 * out["params"] / out["tp"] / out["pp"] > 0.7 * 2**30 * (device.memory_gib or math.inf)
@@ -177,7 +179,7 @@ def terms(runs: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     devices = [run["card"] for run in runs]
     precisions = [run["precision"] for run in runs]
     plain = ["bf16" if precision == "fp8" else precision for precision in precisions]
-    rate, sixteen = (np.array(list(map(Card.tflops, devices, names))) * 1e12 for names in (precisions, plain))
+    rate, sixteen = (np.array(list(map(Card.sustained, devices, names))) * 1e12 for names in (precisions, plain))
     special, memory, link = (
         np.array([getattr(c, name) for c in devices]) * scale
         for name, scale in (("special_tops", 1e12), ("gb_per_s", 1e9), ("link_gb_per_s", LINK_SHARE * 1e9))
@@ -203,7 +205,7 @@ def terms(runs: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     slowest = np.maximum(1 / link, np.where(count > MACHINE, 1 / MACHINE / network, 0))  # a ring per adapter
     between = each * slowest + layers * 8 * width * 2 * (tp - 1) / tp / link  # tensor parallel: eight all-reduces
     logits = vocab * LOGIT_BYTES / memory * bubble
-    launches = layers / pp * LAUNCHES_US * 1e-6 / tokens * shared
+    launches = layers / pp * LAUNCHES * LAUNCH_US * 1e-6 / tokens * shared
     multiplied, fixed = (linear, attended, exponentials, moved), (logits, optimizer, between, launches)
     return np.stack(multiplied, 1), np.stack(fixed, 1)
 
@@ -277,10 +279,23 @@ def left_out(by: str = "source") -> np.ndarray:
 
 @functools.cache
 def band() -> tuple[float, float]:
-    """Logarithms of published over predicted speed, of runs whose source was left out: 10th and 90th percentile."""
+    """Logarithms of published over predicted speed between which four of five runs lie whose source was left out, both
+    of the fit and of this band: the widest tails, alike on both sides, that the others leave."""
     _, _, measured, weights = _arrays()
-    errors = -np.log(measured * left_out())
-    low, high = np.quantile(errors, (0.1, 0.9), weights=weights, method="inverted_cdf")
+    errors, sources = -np.log(measured * left_out()), np.array([run["source"] for run in published()])
+    for tail in TAILS:
+        within = np.zeros(len(errors), bool)
+        for source in set(sources):
+            out = sources == source
+            low, high = _between(errors[~out], weights[~out], tail)
+            within[out] = (low <= errors[out]) & (errors[out] <= high)
+        if weights[within].sum() >= HELD * weights.sum():
+            break
+    return _between(errors, weights, tail)
+
+
+def _between(errors: np.ndarray, weights: np.ndarray, tail: float) -> tuple[float, float]:
+    low, high = np.quantile(errors, (tail, 1 - tail), weights=weights, method="inverted_cdf")
     return float(low), float(high)
 
 
@@ -322,7 +337,7 @@ def shorter(run: Mapping[str, Any], gpu: Card | None = None) -> dict[str, float]
         "recomputation off": {"act_ckpt": False},
         "bf16": {"precision": "bf16"},
     }
-    if device.tflops("fp8"):
+    if device.sustained("fp8"):
         changes["fp8"] = {"precision": "fp8"}
     # Weights, gradients and moments of DDP are whole on each GPU, of SHARD_GRAD_OP only the weights.
     for strategy, size in (("DDP", 16), ("SHARD_GRAD_OP", 4)):

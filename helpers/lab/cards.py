@@ -9,6 +9,8 @@ from typing import Any
 
 DATA = Path(__file__).with_name("data")
 REACHED = 0.9  # of a datasheet's peak, by the best product of a card that nobody published one of
+MEASURED = "h200"  # the card whose sustained rates were measured: others' are to their best as its are
+LAUNCH_US = 7.3  # the host's time for a launch, Python included: data/results/nvidia-h200/swiglu/ceilings.csv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,17 +29,48 @@ class Card:
     ghz: float = 0.0
     link_gb_per_s: float = 31.5  # PCIe 4 × 16
     memory_gib: float = 0.0
+    # Large products for seconds: the median, what the fastest fifth reach before the clock falls, and that under bf16's
+    sustained_bf16_tflops: float = 0.0
+    sustained_fp8_tflops: float = 0.0
+    sustained_tf32_tflops: float = 0.0
+    sustained_fp32_tflops: float = 0.0
+    fastest_bf16_tflops: float = 0.0
+    fastest_fp8_tflops: float = 0.0
+    fastest_tf32_tflops: float = 0.0
+    fastest_fp32_tflops: float = 0.0
+    sustained_mhz: float = 0.0
+    copied_gb_per_s: float = 0.0
     source: str = "given"
 
-    def tflops(self, precision: str) -> float:
-        """The rate of large products: the best that was measured, else nine tenths of the datasheet's."""
+    def best(self, precision: str) -> float:
+        """The rate of the best product: the best that was published, else nine tenths of the datasheet's; 0: none."""
         if precision == "fp32":
             return self.fp32_tflops or self.bf16_tflops / 16  # as on an A100
         if precision == "tf32":
-            return self.tflops("bf16") / 2 if self.bf16_units else self.tflops("fp32")
+            return self.best("bf16") / 2 if self.bf16_units else self.best("fp32")
         if precision == "fp8":
             return self.best_fp8_tflops or REACHED * self.fp8_tflops
         return self.best_bf16_tflops or REACHED * self.bf16_tflops
+
+    def sustained(self, precision: str) -> float:
+        """The rate, in TFLOP/s, that large products keep up in fp32, tf32, bf16 (or fp16) or fp8.
+
+        Where nobody measured it, it is to the best as on the card where somebody did: in fp32, of the datasheet's peak,
+        and by tensor cores, which are held by the card's power, of the best published product in 16 bits.
+        """
+        precision = "bf16" if precision == "fp16" else precision
+        if measured := getattr(self, f"sustained_{precision}_tflops"):
+            return measured
+        if precision == "tf32" and not self.bf16_units:
+            return self.sustained("fp32")
+        known, kind = cards()[MEASURED], "fp32" if precision == "fp32" else "bf16"
+        return self.best(precision) * known.sustained(kind) / known.best(kind)
+
+    @property
+    def copy_gb_per_s(self) -> float:
+        """The rate of a copy, bytes read and bytes written."""
+        known = cards()[MEASURED]
+        return self.copied_gb_per_s or self.gb_per_s * known.copied_gb_per_s / known.gb_per_s
 
     @property
     def bf16_units(self) -> bool:

@@ -88,6 +88,18 @@ def test_recorded_peaks_of_the_uncompiled_ladder_are_counted_within_5_percent(ma
             assert added(CPU_LADDER[step]) / GIB == pytest.approx(measured, rel=0.05)
 
 
+COMPILED = ("compile", "chunked cross-entropy", "SwiGLU level 2", "bf16 weights", "fused projections", "batch 2")
+
+
+@pytest.mark.parametrize("step", COMPILED)
+@pytest.mark.parametrize("machine", CLIMBED)
+def test_recorded_peaks_of_its_compiled_rungs_too_where_another_compiler_fuses(machine, step):
+    rows = records.read(machine, "rush", "ladder")
+    rows = rows[(rows["model"] == "llama-60m") & (rows["status"] == "ok")]
+    for measured in rows.loc[rows["step"] == step, "peak_gib"]:
+        assert added(CPU_LADDER[step]) / GIB == pytest.approx(measured, rel=0.06)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -1,14 +1,12 @@
 """What is counted or predicted: memory of a step, many ranks, and the speed of GPUs that aren't there."""
 
 import contextlib
-from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from ... import fit
 from ...distributed import Job
@@ -47,19 +45,17 @@ def _in_table(gpu: str) -> bool:
 
 
 def predicted(rows: pd.DataFrame) -> SimpleNamespace:
-    """What `fit` predicts of a GPU's rungs that it can express, from fused attention on, beside what was measured.
+    """What `fit` predicts of a GPU's rungs beside what was measured, from a count of each rung's own step.
 
-    It counts the memory of uncompiled steps, and knows no kernel's name: the prediction is one of sizes and types. Of a
-    card that isn't in its table it says nothing.
+    It takes some five seconds a rung. Of a card that isn't in its table it says nothing.
     """
     lines, setups = [], climb(Setup(model=rows["model"].iloc[0], sequence=int(rows["sequence"].iloc[0])))
     for row in rows[(rows["preset"] != "cpu") & rows["gpu"].map(_in_table)].to_dict("records"):
-        setup = setups[row["step"]]
-        if setup.attention == "eager" or setup.precision != "amp-bf16" or setup.float8 != "none":
+        try:
+            gib = fit.count(setups[row["step"]]).bytes / GIB
+        except ValueError:  # what only a library that isn't here could run
             continue
-        same = {name: getattr(setup, name) for name in ("model", "sequence", "batch", "precision", "checkpointing")}
-        plan = fit.Plan(**same, head="full" if setup.head == "full" else "chunked")
-        time, gib = fit.speed(fit.plan_run(plan) | {"gpu": row["gpu"]}), fit.peak(plan).bytes / GIB
+        time = fit.step_time(setups[row["step"]], cards.card(row["gpu"]))
         told = {"tokens_per_s": time["tokens_per_s"], "mfu": time["mfu"], "peak_gib": gib}
         line = {"rung": row["step"], "in the band": time["low"] <= row["tokens_per_s"] <= time["high"]}
         for name, (unit, heads) in TOLD.items():
@@ -86,10 +82,8 @@ def memory(rows: pd.DataFrame) -> SimpleNamespace:
     start = Setup(model=first["model"], sequence=int(first["sequence"]))
     lines = []
     for step, setup in climb(start, kind).items():
-        if setup.precision == "fp32-onednn":  # of the same bytes, and not every machine that counts has it
-            setup = replace(setup, precision="fp32")
         peak = pick(rows, "peak_gib", step=step)
-        if peak.measured and step not in left and _countable(setup) and set(steps.get(step, ())) != {"allocator"}:
+        if peak.measured and step not in left and setup.compile == "none" and set(steps.get(step, ())) != {"allocator"}:
             lines.append({"rung": step} | _counted(setup, float(peak), kind))
     if not lines:
         absent = lacking("the peak of an uncompiled rung", PERCENT)
@@ -102,10 +96,6 @@ def memory(rows: pd.DataFrame) -> SimpleNamespace:
         largest=largest,
         largest_share=derived(counts.loc[0, largest] / counts.loc[0, "counted"], "counted", PERCENT, 0),
     )
-
-
-def _countable(setup: Setup) -> bool:
-    return setup.compile == "none" and setup.batch == 1 and not setup.missing(torch.device("cpu"))
 
 
 def _counted(setup: Setup, measured: float, kind: str) -> dict[str, float]:

@@ -1,0 +1,140 @@
+"""A step of a setup on a GPU that isn't there: beside the recorded ladder, and its counts beside a real step's."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
+
+from helpers.experiments.rush.steps import BEFORE_LENGTHS
+from helpers.fit import count, step_time
+from helpers.fit.fused import Compiler
+from helpers.fit.meter import Meter
+from helpers.fit.step import EXPONENTIALS, OPERATOR_LAUNCHES, SHARES, count_step, counted
+from helpers.kernels.swaps import COMPILED as COMPILED_NORM
+from helpers.kernels.swaps import WRITTEN_OUT
+from helpers.lab import records
+from helpers.lab.cards import LAUNCH_US, card
+from helpers.lab.memory import GIB
+from helpers.models.llama import eager_rms_norm
+from helpers.rush import Setup, climb
+from helpers.rush.trainer import Trainer
+
+H200 = card("h200")
+LADDER, CHECKPOINTED = (records.read("nvidia-h200", "rush", name) for name in ("ladder", "checkpointing"))
+TINY = Setup(model="tiny", sequence=64, batch=2, precision="amp-bf16", attention="flash", optimizer="fused")
+ONE_LAYER = replace(TINY, layers=1)
+
+
+@pytest.mark.parametrize("step", LADDER["step"])
+def test_a_rung_of_the_recorded_ladder_is_predicted(step):
+    row = LADDER.set_index("step").loc[step]
+    setup = climb(Setup(model=row["model"], sequence=int(row["sequence"])))[step]
+    within = 0.2 if setup.compile == "none" else 0.1
+    assert step_time(setup, H200)["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=within)
+    assert count(setup).bytes / GIB == pytest.approx(row["peak_gib"], rel=0.05)
+
+
+@pytest.mark.parametrize("row", CHECKPOINTED.to_dict("records"), ids=lambda row: row["checkpointing"])
+def test_so_is_checkpointing_of_longer_sequences_which_no_constant_was_chosen_by(row):
+    setup = climb(Setup(model=row["model"], sequence=int(row["sequence"])))[BEFORE_LENGTHS["cuda"]]
+    setup = replace(setup, checkpointing=row["checkpointing"])
+    assert step_time(setup, H200)["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=0.1)
+    assert count(setup).bytes / GIB == pytest.approx(row["peak_gib"], rel=0.02)
+
+
+COMPILED = replace(TINY, compile="regional")
+
+
+@pytest.mark.parametrize(
+    ("setup", "change"),
+    [
+        (TINY, {"precision": "fp32"}),
+        (replace(TINY, precision="fp32"), {"precision": "tf32"}),
+        (TINY, {"optimizer": "for-loop"}),
+        (TINY, {"attention": "eager"}),
+        (TINY, {"attention": "cudnn"}),
+        (TINY, {"compile": "regional"}),
+        (COMPILED, {"residual": "bf16"}),
+        (COMPILED, {"fused": True}),
+        (COMPILED, {"head": "chunked"}),
+        (COMPILED, {"cuda_graph": True}),
+        (COMPILED, {"float8": "tensorwise"}),
+        (COMPILED, {"checkpointing": "full"}),
+        (COMPILED, {"batch": 4}),
+    ],
+)
+def test_each_change_of_a_rung_changes_the_prediction(setup, change):
+    assert step_time(setup, H200)["parts"] != step_time(replace(setup, **change), H200)["parts"]
+
+
+def test_launches_and_the_optimizer_are_paid_for_once_a_step():
+    small, large = (step_time(replace(COMPILED, batch=batch), H200)["parts"] for batch in (2, 4))
+    assert small["optimizer"] == large["optimizer"] and large["products"] > small["products"]
+    assert step_time(replace(COMPILED, cuda_graph=True), H200)["parts"]["launches"] == 0 < small["launches"]
+
+
+@pytest.mark.parametrize("optimizer", ["for-loop", "fused"])
+def test_what_is_counted_is_what_torch_dispatches_in_a_real_step(optimizer):
+    setup = replace(ONE_LAYER, optimizer=optimizer)
+    counted_step = count_step(setup, FakeTensorMode(), Compiler())
+    trainer, tokens = Trainer(setup, torch.device("cpu")), torch.zeros(2, 65, dtype=torch.long)
+    trainer.step(tokens)
+    with Meter() as meter:
+        trainer.step(tokens)
+    assert len(counted_step.kernels) == len(meter.kernels)
+    assert counted_step.operators == pytest.approx(meter.operators, abs=2)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        trainer.step(tokens)
+    calls = Counter(event.name for event in profiled.events())
+    products = sum(kernel.kind == "product" for kernel in counted_step.kernels)
+    assert products == calls["aten::mm"] + calls["aten::bmm"] == 3 * 8  # seven of the layer, and the head
+    updates = sum(kernel.kind == "optimizer" for kernel in counted_step.kernels)
+    assert updates >= 8 * 11 if optimizer == "for-loop" else updates == calls["aten::_fused_adamw_"] == 1
+
+
+def test_the_constants_are_those_of_smaller_measurements_on_the_same_card():
+    """Which neither the ladder nor a step of a Llama is."""
+    norms, adam, attention, lecture = (
+        records.read("nvidia-h200", *table)
+        for table in (("rush", "norms"), ("rush", "adam"), ("batching", "attention"), ("rush", "lecture"))
+    )
+    norms = norms[norms["kind"] == "rms"]
+    compiled = norms.loc[norms["variant"] == COMPILED_NORM, "share_of_copy"]
+    assert SHARES["fused"] == pytest.approx(compiled.median(), 0.01)
+    shares = []
+    for row in norms[norms["variant"] == WRITTEN_OUT].itertuples():
+        moved = norm_bytes(int(row.rows), int(row.width))
+        shares.append(moved / row.median_ms / 1e6 / H200.copy_gb_per_s)
+    assert SHARES["eager"] == pytest.approx(np.median(shares), rel=0.03)
+    fused = adam[(adam["million_parameters"] == 1000) & (adam["variant"] == "fused")].iloc[0]
+    assert SHARES["optimizer"] == pytest.approx(fused["share_of_copy"], rel=0.01)
+    flash = attention[(attention["tokens"] == 32768) & (attention["variant"] == "causal, leaking")].iloc[0]
+    scores = flash["heads"] * flash["tokens"] ** 2 / 2
+    products_s = 4 * 3.5 * scores * flash["head_dim"] / (1e12 * H200.sustained("bf16"))
+    exponentials = (flash["median_ms"] / 1e3 - products_s) * 1e12 * H200.special_tops / (2 * scores)
+    assert exponentials == pytest.approx(EXPONENTIALS, rel=0.02)
+    stack = lecture[(lecture["batch"] == 512) & (lecture["variant"] == "AMP + fused Adam")].iloc[0]
+    assert 1e3 * stack["median_ms"] / 1133 / LAUNCH_US == pytest.approx(OPERATOR_LAUNCHES, rel=0.02)
+
+
+def norm_bytes(rows: int, width: int) -> float:
+    """What the operators of a plain RMSNorm move, forward and backward, each with its own result."""
+    with FakeTensorMode():
+        x = torch.empty(rows, width, dtype=torch.bfloat16, requires_grad=True)
+        weight = torch.empty(width, dtype=torch.bfloat16, requires_grad=True)
+        with Meter() as meter:
+            torch.autograd.grad(eager_rms_norm(x, weight, 1e-5), [x, weight], torch.empty_like(x))
+    return sum(kernel.bytes for kernel in meter.kernels)
+
+
+def test_a_compiler_fuses_and_stores_less():
+    eager, compiled = (list(counted(setup).values())[-1] for setup in (TINY, COMPILED))
+    moved = [sum(kernel.bytes for kernel in step.kernels if kernel.kind != "optimizer") for step in (eager, compiled)]
+    flops = [sum(kernel.flops for kernel in step.kernels) for step in (eager, compiled)]
+    assert len(compiled.kernels) < 0.6 * len(eager.kernels) and moved[1] < 0.7 * moved[0]
+    assert flops[0] == pytest.approx(flops[1]) and compiled.operators < 0.3 * eager.operators
+    assert count(COMPILED).bytes < count(TINY).bytes
