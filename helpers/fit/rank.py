@@ -1,8 +1,7 @@
 """SIMULATION: memory of one rank of many without the other ranks, with one GPU or none.
 
-A rank runs the training code in a fake process group, whose
-collectives return at once and move nothing: values are meaningless, but shapes, shards and the order of operations and
-collectives are those of a real cluster.
+A rank runs the training code in a fake process group, whose collectives return at once and move nothing: values are
+meaningless, but shapes, shards and the order of operations and collectives are those of a real cluster.
 
 Allocations are those of a real cluster too, except for NCCL's own buffers, which torch doesn't count (some 100 MiB to a
 few GiB). On CUDA the allocator's peak is measured. On the CPU the same code runs on fake tensors, and a `Ledger` counts

@@ -35,6 +35,7 @@ from .speed import band
 # Shares of a copy's rate, measured on an H200: of plain RMSNorms, forward and backward, by the bytes that `Meter`
 # counts, and of compiled ones by the least bytes (rush/norms, medians); of fused AdamW with 10⁹ parameters (rush/adam).
 SHARES = {"eager": 0.74, "fused": 0.73, "optimizer": 0.81}
+# Two measurements whose tables are no longer among the records, as the host's time was in other rows (commit 40ccffb).
 # Each of attention's scores takes the time of so many exponentials, forward and backward: FlashAttention-2 takes 24 ms
 # for 32768 tokens with 8 heads of 128, of which its products are 11 (batching/attention, "causal, leaking").
 EXPONENTIALS = 5.8
