@@ -46,7 +46,7 @@ OPERATOR_LAUNCHES = 2.7
 SAME_BYTES = {
     "precision": {"tf32": "fp32", "fp32-onednn": "fp32"},
     "attention": {"cudnn": "flash"},
-    "norm": {"triton": "torch"},
+    "norm": {"triton": "torch", "triton residual": "torch"},
 }
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16", torch.float8_e4m3fn: "fp8"}
 

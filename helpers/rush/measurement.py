@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..lab import Timing, compare, device, each, peak_memory
-from ..lab.device_share import device_share
+from ..lab.device_share import as_column, device_share
 from ..lab.estimate import LUCK_HERE, estimate
 from ..lab.memory import GIB, OUT_OF_MEMORY, is_out_of_memory
 from ..lab.timing import synchronize
@@ -148,7 +148,8 @@ def in_turns(
     per = {name: np.array(timed.samples_ms[name]) / of.batch / of.sequence for name, of in names.items()}
     paired = estimate([np.log(per["setup"] / per["baseline"])], LUCK_HERE)
     baseline_ms = float(np.median(per["baseline"])) * setup.batch * setup.sequence
-    return timed.calls_ms["setup"], {"baseline_ms": baseline_ms} | (paired.row() if paired else {})
+    share = as_column(timed.device_shares["setup"])
+    return timed.calls_ms["setup"], {"baseline_ms": baseline_ms} | share | (paired.row() if paired else {})
 
 
 def _warm_step(setup: Setup, step: Callable[[Tensor], Tensor] | None = None) -> Callable[[], Tensor]:

@@ -195,7 +195,8 @@ class Monitor:
         return iterate(loader)
 
     def _embedding(self, embed: Callable[..., Tensor], module: nn.Embedding, input: Tensor) -> Tensor:
-        plain = not torch.compiler.is_compiling() and self.count and not self.away
+        capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        plain = not (torch.compiler.is_compiling() or capturing) and self.count and not self.away
         if plain and not torch.autograd._profiler_enabled() and len(self.padding) < BATCHES and self.looks < LOOKS:
             self.looks += 1
             self.padding += filter(None, [padded_positions(input)])

@@ -23,7 +23,7 @@ LENGTHS = tuple(2**power for power in range(12, 17))  # at 2**17 a step would ta
     version=3,
     missing=missing,
     columns=RUN_PAIRED,
-    worth=Worth(60, "checkpointing at longer sequences", cpu=19.9, gpu=20, big_gpu=11, on_gpu=10),
+    worth=Worth(60, "checkpointing at longer sequences", cpu=19.9, gpu=20, big_gpu=25, on_gpu=10),
 )
 def checkpointing(model: str, sequence: int, checkpointing: str, trial_s: float = 0.0) -> Row:
     """A batch of one sequence of growing length: which checkpointing still fits in memory, and its speed.

@@ -10,6 +10,7 @@ that it must at least read and write at the bandwidth of a large copy.
 
 import dataclasses
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ...findings.trace_file import read_trace
 from ...lab import Worth, device, each
 from ...lab.ceilings import copy, large_copy, product_rate
 from ...lab.records import Row
+from ...lab.records.experiment import free_memory
 from ...lab.records.table import table
 from ...lab.records.values import PERCENT, Number
 from ...lab.timing import Timing, synchronize
@@ -68,10 +70,20 @@ def device_time(model: str, sequence: int, step: str) -> list[Row]:
     return apart(setup, profiled, setup)
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Milliseconds of one kind of work in a step, its calls, and the operations of its products."""
+
+    ms: float
+    calls: int = 0
+    flops: float = 0.0
+
+
 def profiled(setup: Setup) -> list[Row]:
     """A setup's step, timed as it is and then profiled once, as rows."""
     steps = 3 if device().type == "cpu" else 20
     timing = Timing.of(each(text_tokens(setup, steps), _warm(setup)))
+    free_memory()  # a trainer refers to itself, and a graph's pool is as large as a step
     trace = _trace(dataclasses.replace(setup, cuda_graph=False))
     spent: dict[tuple[str, str], float] = defaultdict(float)
     calls: dict[tuple[str, str], set[Event]] = defaultdict(set)
@@ -81,16 +93,16 @@ def profiled(setup: Setup) -> list[Row]:
         key = kind, _shape(product) if product else ""
         spent[key] += ms
         calls[key].add(product or event)  # what a product calls inside is the same call
-    pieces = _largest_shapes({key: (ms, len(calls[key])) for key, ms in spent.items()})
-    pieces[IDLE, ""] = max(timing.median_ms - sum(ms for ms, _ in pieces.values()), 0.0), 0
-    least, flops = _least_ms(setup), _product_flops(pieces)
+    pieces = _largest_shapes({key: Piece(ms, len(calls[key]), _flops(key[1]) * len(calls[key])) for key, ms in spent.items()})
+    pieces[IDLE, ""] = Piece(max(timing.median_ms - sum(piece.ms for piece in pieces.values()), 0.0))
+    least = _least_ms(setup)
     about = {"step_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}
     rows = []
-    for (kind, shape), (ms, count) in sorted(pieces.items(), key=lambda piece: -piece[1][0]):
-        operations = flops.get(shape, 0.0) * count if kind == PRODUCTS else 0.0
-        bound = operations / least["flops_per_ms"] if operations else least.get(kind, 0.0)
-        row = {"kind": kind, "shape": shape, "calls": count, "ms": ms, "share": ms / timing.median_ms}
-        rows.append(row | {"tflops": operations / ms / 1e9 if operations else None, "least_ms": bound} | about)
+    for (kind, shape), piece in sorted(pieces.items(), key=lambda item: -item[1].ms):
+        bound = piece.flops / least["flops_per_ms"] if piece.flops else least.get(kind, 0.0)
+        row = {"kind": kind, "shape": shape, "calls": piece.calls, "ms": piece.ms}
+        tflops = piece.flops / piece.ms / 1e9 if piece.flops else None
+        rows.append(row | {"share": piece.ms / timing.median_ms, "tflops": tflops, "least_ms": bound} | about)
     return [row | {"batch": setup.batch} for row in rows]
 
 
@@ -167,20 +179,20 @@ def _shape(product: Event) -> str:
     return f"{rows} × {inner} × {columns}"
 
 
-def _largest_shapes(pieces: dict[tuple[str, str], tuple[float, int]]) -> dict[tuple[str, str], tuple[float, int]]:
+def _flops(shape: str) -> float:
+    """Operations of a product of this shape; 0 of what is no product, or whose shape isn't told."""
+    sizes = [int(size) for size in shape.split(" × ") if size]
+    return 2.0 * math.prod(sizes) if sizes else 0.0
+
+
+def _largest_shapes(pieces: dict[tuple[str, str], Piece]) -> dict[tuple[str, str], Piece]:
     """The pieces, of whose products the largest shapes are kept; the others are one piece."""
-    products = sorted((key for key in pieces if key[0] == PRODUCTS), key=lambda key: -pieces[key][0])
+    products = sorted((key for key in pieces if key[0] == PRODUCTS), key=lambda key: -pieces[key].ms)
     merged = {key: piece for key, piece in pieces.items() if key not in products[SHAPES:]}
-    others = [pieces[key] for key in products[SHAPES:]]
-    if others:
-        merged[PRODUCTS, "others"] = sum(ms for ms, _ in others), sum(calls for _, calls in others)
+    if others := [pieces[key] for key in products[SHAPES:]]:
+        sums = (sum(getattr(piece, name) for piece in others) for name in ("ms", "calls", "flops"))
+        merged[PRODUCTS, "others"] = Piece(*sums)
     return merged
-
-
-def _product_flops(pieces: dict[tuple[str, str], tuple[float, int]]) -> dict[str, float]:
-    """Operations of one product by its shape."""
-    shapes = {shape: [int(size) for size in shape.split(" × ")] for _, shape in pieces if shape.count("×") == 2}
-    return {shape: 2.0 * rows * inner * columns for shape, (rows, inner, columns) in shapes.items()}
 
 
 def _least_ms(setup: Setup) -> dict[str, float]:

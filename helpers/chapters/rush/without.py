@@ -25,10 +25,10 @@ from ...experiments.rush.steps import (
     setup_of,
 )
 from ...lab import Worth, device
-from ...lab.memory import is_out_of_memory
+from ...lab.memory import OUT_OF_MEMORY, is_out_of_memory
 from ...lab.records import Row
 from ...lab.records.table import table
-from ...lab.records.values import PERCENT, TIMES, Number, lacking, paired, pick
+from ...lab.records.values import PERCENT, TIMES, Number, lacking, paired, pick, timed
 from ...rush import Setup
 from ...rush.measurement import first_loss
 
@@ -97,12 +97,16 @@ def without(model: str, sequence: int, without: str, trial_s: float) -> Row | li
     """
     best, variant = setup_of(model, sequence), _setup(model, sequence, without)
     try:
-        return _row(variant, best, trial_s)
+        alone = _row(variant, best, trial_s)
+        if "unpaired" not in alone or best.batch <= SMALLER:
+            return alone
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error) or best.batch <= SMALLER:
             raise
+        alone = {"batch": best.batch, "status": OUT_OF_MEMORY}
     variant, best = (dataclasses.replace(setup, batch=SMALLER) for setup in (variant, best))
-    return [{"batch": setup_of(model, sequence).batch, "status": "out of memory"}, _row(variant, best, trial_s)]
+    run_apart(best)  # so that its peak is known: whether both fit at once is decided by that
+    return [alone, _row(variant, best, trial_s)]
 
 
 def _row(variant: Setup, best: Setup, trial_s: float) -> Row:
@@ -131,6 +135,7 @@ class Without:
 def _(rows: pd.DataFrame) -> Without:
     """Each change's gain in the best setup, with memory and loss beside; another training has no gain."""
     first, best = rows.iloc[0], rows[rows["without"] == BEST_SETUP]
+    rows = rows.reindex(columns=rows.columns.union(["ratio"]))
     tried = rows[(rows["without"] != BEST_SETUP) & rows["ratio"].notna()]
     loss, of_other_seed = best[["loss", "seed_loss"]].iloc[0] if len(best) else (float("nan"), float("nan"))
     alike = (tried["loss"] - loss).abs() <= abs(of_other_seed - loss)
@@ -156,7 +161,7 @@ def _(rows: pd.DataFrame) -> Without:
 def _shown(rows: pd.DataFrame, gains: dict[str, Number]) -> pd.DataFrame:
     """The table as it is read; a batch is a column where there are several."""
     names = ["without", "gain", "batch", "tokens_per_s", "mfu", "matmul_share", "peak_gib", "loss"]
-    shown = rows.assign(gain=rows["without"].map(gains), mfu=rows["mfu"].map(_percent))[names]
+    shown = timed(rows.assign(gain=rows["without"].map(gains), mfu=rows["mfu"].map(_percent)), names)
     shown = shown.assign(matmul_share=shown["matmul_share"].map(_percent))
     if shown["batch"].nunique() == 1:
         shown = shown.drop(columns="batch")

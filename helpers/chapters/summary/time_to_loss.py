@@ -99,17 +99,17 @@ SIDES_OF = {size: [{"side": side, "size": size} for side in SIDES] for size in S
     gpu=SIDES_OF["gpu"],
     big_gpu=SIDES_OF["full"],
     same_work=False,
-    columns="part seed learning_rate target reached held_out_loss seconds compile_s? step_ms? steps real_bytes "
+    columns="part seed learning_rate target reached held_out_loss training_s start_s step_ms? steps real_bytes "
     "bytes_per_s peak_gib million_parameters source curve",
-    worth=Worth(100, "time to the same loss, by a beginner and by all", cpu=700, gpu=120, big_gpu=120, on_gpu=3),
+    worth=Worth(100, "time to the same loss, by a beginner and by all", cpu=700, gpu=260, big_gpu=260, on_gpu=3),
 )
 def time_to_loss(side: str, size: str) -> list[Row]:
     """Trainings of a side until the held-out loss is at most the target: three that choose the learning rate, then one
     for each of three seeds, and of the fast side one that is compiled. Each in a process of its own.
 
-    `seconds` hold everything but evaluation; `curve` has pairs of seconds and held-out loss. `compile_s` is what
-    the first steps take more than later ones, with the capture of a graph. A training that isn't `reached` has spent
-    its seconds.
+    `training_s` holds everything but evaluation; `curve` has pairs of seconds and held-out loss. `start_s` is building
+    the model, and what the first steps take more than later ones: compiling, and the capture of a graph. A training
+    that isn't `reached` has spent its seconds.
     """
     apart = partial(in_fresh_process, train, environment=environment())
     run, sizes = train if size == "small" else apart, SIZES[size]
@@ -155,8 +155,8 @@ def train(side: str, part: str, seed: int, rate: float, size: Size) -> Row:
     return row | {
         "reached": curve[-1][1] <= size.target,
         "held_out_loss": curve[-1][1],
-        "seconds": spent,
-        "compile_s": first_s - (WARM_UP + 1) * step_s if compiles else None,
+        "training_s": spent,
+        "start_s": first_s - (WARM_UP + 1) * step_s,
         "step_ms": step_s * 1e3,
         "steps": number,
         "real_bytes": real,
@@ -275,7 +275,7 @@ class Judge:
 # Numbers
 
 COLUMNS = {
-    "seconds": "time to the loss, s",
+    "training_s": "time to the loss, s",
     "steps": "steps",
     "step_ms": "step, ms",
     "bytes_per_s": "real bytes/s",
@@ -305,22 +305,22 @@ def _(rows: pd.DataFrame) -> TimeToLoss:
     rows = rows.assign(reached=rows["reached"].astype(str) == "True")  # a bool, or its text in a record
     trainings = rows[rows["part"] == TRAINING]
     slow, fast = (trainings[trainings["side"] == side].set_index("seed") for side in SIDES)
-    ratio = over_runs(slow["seconds"], fast["seconds"])
+    ratio = over_runs(slow["training_s"], fast["training_s"])
     if not fast["reached"].all():
         ratio = lacking("a training of the fast side that reached the target")
     elif not slow["reached"].all():
         ratio = derived(ratio.value, "at least: the beginner was stopped before the target")
     compiled = rows[rows["part"] == COMPILED]
-    eager = rows[(rows["part"] == CHOICE) & (rows["side"] == EVERYTHING)]["step_ms"].median()
-    saved_s = (eager - compiled["step_ms"].mean()) / 1e3
-    compile_s = compiled["compile_s"].mean()
+    eager = rows[(rows["part"] == CHOICE) & (rows["side"] == EVERYTHING)][["step_ms", "start_s"]].median()
+    saved_s = (eager["step_ms"] - compiled["step_ms"].mean()) / 1e3
+    compile_s = compiled["start_s"].mean() - eager["start_s"]
     earned = derived(compile_s / saved_s, "seconds to compile over those it saves in a step", "steps", 0)
     return TimeToLoss(
         target=Number(rows["target"].iloc[0], "nats a byte"),
         reached=bool(trainings["reached"].all()),
         ratio=ratio,
-        beginner=mean_of(slow["seconds"], "s", BEGINNER, decimals=1),
-        everything=mean_of(fast["seconds"], "s", EVERYTHING, decimals=1),
+        beginner=mean_of(slow["training_s"], "s", BEGINNER, decimals=1),
+        everything=mean_of(fast["training_s"], "s", EVERYTHING, decimals=1),
         compile=Number(compile_s, "s", missing="the compiled training", decimals=1),
         earned_after=earned if saved_s > 0 else lacking("a step that compilation makes faster", "steps"),
         table=_table(rows),

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pandas as pd
 
+from ...experiments.rush.transformers_llama import ALIKE
 from ...lab.estimate import LUCK, NONE, UNDECIDED
-from ...lab.records.values import PERCENT, TIMES, Number, cost, derived, in_unit, lacking, of_class, over, pick, speedup
+from ...lab.records.values import PERCENT, TIMES, Number, cost, derived, in_unit, lacking, of_class, over, pick, speedup, timed
 from ...rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS
 from ...rush.rates import FLOAT8, float8_share, flops_per_token, matmul_share, parameters, product_type, recorded_rates
 from ...rush.setup import CHANGES, LADDERS, START, Setup, climb, stands_on
@@ -57,7 +58,7 @@ def ladder(
     return SimpleNamespace(
         job=f"{first['model']}, sequences of {int(first['sequence'])} tokens, {first['text']}",
         model=first["model"],
-        rungs=_named_baselines(rungs[KEPT]).rename(columns=HEADS),
+        rungs=_named_baselines(timed(rungs, KEPT)).rename(columns=HEADS),
         left=others[LEFT]
         .rename(columns={"rung": "change"} | HEADS)
         .assign(note=others["rung"].map(left).where(~apart[others.index], ANOTHER)),
@@ -164,7 +165,7 @@ def _timings(best: pd.Series, trials: pd.DataFrame, peers: pd.DataFrame | None) 
     yield best["step_ms"]
     yield from trials.reindex(columns=["rung", "median_ms"]).query("rung == @best.rung")["median_ms"].dropna()
     if peers is not None and len(peers) and not best["rung"].startswith("batch "):  # the peers' is smaller
-        yield from peers["baseline_ms"]
+        yield from peers.loc[~peers["variant"].str.endswith(ALIKE), "baseline_ms"]
 
 
 def _range(values: pd.Series, unit: str) -> Number:
@@ -182,11 +183,10 @@ def _type(rung: str, kind: str) -> str:
 
 
 def _rates(rows: pd.DataFrame, ceilings: pd.DataFrame | None) -> dict[str, float]:
-    """TFLOP/s of products by type: the recorded ceilings, else the best that a rung measured in its type."""
-    if ceilings is not None and len(ceilings):
-        return recorded_rates(ceilings)
+    """TFLOP/s of products by type: the recorded ceilings; of a type that they lack, the best that a rung measured."""
     types = rows["step"].map(lambda rung: _type(rung, kind_of(rows)))
-    return rows.groupby(types)["product_tflops"].max().to_dict()
+    known = recorded_rates(ceilings) if ceilings is not None and len(ceilings) else {}
+    return rows.groupby(types)["product_tflops"].max().to_dict() | known
 
 
 def _shares(rows: pd.DataFrame, rates: dict[str, float]) -> list[float]:

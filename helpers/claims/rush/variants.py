@@ -25,6 +25,7 @@ def peers(rows: pd.DataFrame) -> SimpleNamespace:
     shown = rows.assign(speedup=rows["speedup"].map(str))
     every, rows = rows, rows[~rows["variant"].str.endswith(ALIKE)]
     alike = dict(zip(every["variant"], every["speedup"], strict=True))
+    rows = rows if len(rows) else every
     fastest = rows.loc[rows["ratio"].idxmin()]
     compiled = rows[rows["variant"].str.contains("compile")].sort_values("ratio")["speedup"]
     return SimpleNamespace(
@@ -43,6 +44,7 @@ def peers(rows: pd.DataFrame) -> SimpleNamespace:
 
 def nulls(rows: pd.DataFrame) -> SimpleNamespace:
     """Rungs in turns with themselves: intervals that leave 1 out, and the deviation of the ratios in one process."""
+    rows = rows.reindex(columns=rows.columns.union(["low", "high", "ratio", "pairs", "starts"])).dropna(subset="ratio")
     excluded, one = (rows["low"] > 1) | (rows["high"] < 1), rows[rows["processes"] == 1]
     cells = rows.assign(trials=1, excluded=excluded, farthest=100 * (rows["ratio"] - 1).abs())
     cells = cells.groupby(["step", "processes"], sort=False)
@@ -51,7 +53,7 @@ def nulls(rows: pd.DataFrame) -> SimpleNamespace:
     there = of_ratios(np.log(one["ratio"]), one["starts"]) if len(one) else None
     return SimpleNamespace(
         table=table.reset_index().rename(columns=heads),
-        model=rows["model"].iloc[0],
+        model=next(iter(rows["model"]), ""),
         luck=Number(there.value, PERCENT, there.low, there.high, there.trials, decimals=2)
         if there
         else lacking("trials in one process", PERCENT),

@@ -28,7 +28,7 @@ def _nulls(sizes: Row) -> list[Row]:
     columns="median_ms baseline? baseline_ms",
     timed=False,
     missing=lambda step, **sizes: missing(step=step, **sizes),
-    worth=Worth(30, "what trials on a GPU say of equal programs", gpu=15, big_gpu=18, on_gpu=5),
+    worth=Worth(30, "what trials on a GPU say of equal programs", gpu=15, big_gpu=35, on_gpu=5),
 )
 def nulls(model: str, sequence: int, step: str, processes: int, trial_s: float, number: int) -> Row:
     """A rung in turns with the same rung: two trainers in one process, or each in a process of its own.

@@ -22,7 +22,7 @@ import torch
 from ..device_share import DEVICE_SHARE
 from ..machine import device, missing_because
 from ..memory import OUT_OF_MEMORY, end_loader_workers, is_out_of_memory
-from .store import STATUS, Row
+from .store import PROVENANCE, RUN, STATUS, Row
 
 FAILED = "failed: "
 BF16 = {"bf16", "bfloat16"}  # as configurations name it; on a GPU without bf16 units it would time an emulation
@@ -164,6 +164,8 @@ class Experiment:
         if absent := [name for name in required if name not in row and name not in config]:
             raise ColumnError(f"{self.name}: a row lacks {', '.join(absent)}")
         allowed = {*required, *optional, *config, STATUS, *TRIAL, DEVICE_SHARE}
+        if taken := sorted({*PROVENANCE, *RUN} & {*row}):
+            raise ColumnError(f"{self.name}: a record itself says {', '.join(taken)} of a row")
         if unknown := [name for name in row if name not in allowed]:
             raise ColumnError(f"{self.name} declares no column {', '.join(unknown)}")
 

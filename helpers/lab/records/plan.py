@@ -114,8 +114,17 @@ def _missing(e: Experiment, preset: str, here: list[dict[str, str]]) -> list[Row
     missing = [config for config in e.configurations(preset) if not is_fresh(e, config, preset, here)]
     if not missing or not is_one_run(e, preset):
         return missing
+    if len(missing) < len(e.configurations(preset)) and all(_failed(e, config, preset, here) for config in missing):
+        return missing  # the rest is of one run already: a fault that stays must not cost the whole table each time
     of_this_run = [row for row in here if row.get(store.PROCESS) == machine.BEGAN]
     return [config for config in e.configurations(preset) if not is_fresh(e, config, preset, of_this_run)]
+
+
+def _failed(e: Experiment, config: Row, preset: str, here: list[dict[str, str]]) -> bool:
+    """Whether a configuration was tried, and its row says that it failed."""
+    identity = e.identity(preset)
+    rows = [row for row in here if row["preset"] == preset and store.key(row, identity) == store.key(config, identity)]
+    return bool(rows) and all(row[store.STATUS].startswith(FAILED) for row in rows)
 
 
 def _noisy(e: Experiment, preset: str, here: list[dict[str, str]]) -> list[Row]:

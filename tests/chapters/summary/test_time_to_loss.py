@@ -25,6 +25,8 @@ from helpers.chapters.summary.time_to_loss import (
     without_padding,
 )
 from helpers.kernels.chunked_loss import IGNORED
+from helpers.lab.records import store
+from helpers.lab.records.runner import measure
 from helpers.text.articles import Articles
 
 SMALL = SIZES["small"]
@@ -91,22 +93,22 @@ def test_a_training_ends_at_the_first_evaluation_at_the_target(side):
     row = train(side, TRAINING, 0, 8e-3, SMALL)
     curve = [tuple(map(float, point.split(":"))) for point in row["curve"].split(";")]
     assert row["reached"] and curve[-1][1] <= SMALL.target < min([loss for _, loss in curve[:-1]], default=9)
-    assert row["seconds"] == pytest.approx(curve[-1][0], rel=1e-3)
+    assert row["training_s"] == pytest.approx(curve[-1][0], rel=1e-3)
     assert row["steps"] == len(curve) * SMALL.every
     assert row["source"].startswith("synthetic")
 
 
 def recorded(side: str, part: str, seed: int, seconds: float, reached: bool = True, **others) -> dict:
-    row = {"side": side, "part": part, "seed": seed, "seconds": seconds, "reached": str(reached), "target": 2.1}
+    row = {"side": side, "part": part, "seed": seed, "training_s": seconds, "reached": str(reached), "target": 2.1}
     row |= {"learning_rate": 2e-3, "held_out_loss": 2.0, "steps": 100, "step_ms": 50.0, "bytes_per_s": 1.0}
-    return row | {"peak_gib": 1.0, "compile_s": None, "curve": f"{seconds / 2}:2.5;{seconds}:2.0"} | others
+    return row | {"peak_gib": 1.0, "start_s": 2.0, "curve": f"{seconds / 2}:2.5;{seconds}:2.0"} | others
 
 
 def rows(slow_reached: bool = True) -> pd.DataFrame:
     trainings = [recorded(BEGINNER, TRAINING, seed, 100.0 + seed, slow_reached) for seed in range(3)]
     trainings += [recorded(EVERYTHING, TRAINING, seed, seconds) for seed, seconds in enumerate((9.9, 10.1, 10.3))]
     trainings += [recorded(EVERYTHING, CHOICE, CHOOSING, 9.0)]
-    return pd.DataFrame([*trainings, recorded(EVERYTHING, COMPILED, CHOOSING, 40.0, step_ms=40.0, compile_s=30.0)])
+    return pd.DataFrame([*trainings, recorded(EVERYTHING, COMPILED, CHOOSING, 40.0, step_ms=40.0, start_s=32.0)])
 
 
 def test_the_ratio_is_of_times_seed_by_seed():
@@ -135,3 +137,12 @@ def test_the_rate_is_the_one_that_reaches_the_target_first_or_comes_nearest():
     slow, fast = tried(4e-3, True, 8, 2.09), tried(8e-3, True, 6, 2.1)
     assert chosen_rate([far, near]) == 2e-3
     assert chosen_rate([far, near, slow, fast]) == 8e-3
+
+
+def test_a_training_keeps_its_own_seconds_in_its_record(tmp_path):
+    measure([table], "small", results=tmp_path)
+    (file,) = tmp_path.rglob("time_to_loss.csv")
+    for row in store.read_rows(file):
+        last = row["curve"].split(";")[-1].split(":")[0]
+        assert float(row["training_s"]) == pytest.approx(float(last), rel=1e-3)
+        assert float(row["seconds"]) > float(row["training_s"])  # of all trainings of the side
