@@ -84,7 +84,7 @@ def test_the_share_that_is_reached_is_the_median_of_all_timings_of_the_setup():
     trials = pd.DataFrame(
         [{"baseline": START, "rung": "fused AdamW", "ratio": 0.5, "low": 0.4, "high": 0.7, "pairs": 9}]
     )
-    peers = pd.DataFrame({"ours_loss": [7.0], "baseline_ms": [10.0]})
+    peers = pd.DataFrame({"variant": ["transformers", "transformers" + ALIKE], "baseline_ms": [10.0, 99.0]})
     named = rush.ladder(rungs(step_ms=64.0), None, trials.assign(median_ms=20.0), peers)
     assert float(named.best.timings) == 3
     assert f"{named.best.rate}" == "1,440 tokens/s (450 to 2,880)"

@@ -93,7 +93,9 @@ def profiled(setup: Setup) -> list[Row]:
         key = kind, _shape(product) if product else ""
         spent[key] += ms
         calls[key].add(product or event)  # what a product calls inside is the same call
-    pieces = _largest_shapes({key: Piece(ms, len(calls[key]), _flops(key[1]) * len(calls[key])) for key, ms in spent.items()})
+    pieces = _largest_shapes(
+        {key: Piece(ms, len(calls[key]), _flops(key[1]) * len(calls[key])) for key, ms in spent.items()}
+    )
     pieces[IDLE, ""] = Piece(max(timing.median_ms - sum(piece.ms for piece in pieces.values()), 0.0))
     least = _least_ms(setup)
     about = {"step_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}

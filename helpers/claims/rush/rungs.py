@@ -8,7 +8,20 @@ import pandas as pd
 
 from ...experiments.rush.transformers_llama import ALIKE
 from ...lab.estimate import LUCK, NONE, UNDECIDED
-from ...lab.records.values import PERCENT, TIMES, Number, cost, derived, in_unit, lacking, of_class, over, pick, speedup, timed
+from ...lab.records.values import (
+    PERCENT,
+    TIMES,
+    Number,
+    cost,
+    derived,
+    in_unit,
+    lacking,
+    of_class,
+    over,
+    pick,
+    speedup,
+    timed,
+)
 from ...rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS
 from ...rush.rates import FLOAT8, float8_share, flops_per_token, matmul_share, parameters, product_type, recorded_rates
 from ...rush.setup import CHANGES, LADDERS, START, Setup, climb, stands_on
