@@ -25,15 +25,17 @@ from ...experiments.rush.steps import (
     setup_of,
 )
 from ...lab import Worth, device
+from ...lab.estimate import EFFECT
 from ...lab.memory import OUT_OF_MEMORY, is_out_of_memory
 from ...lab.records import Row
 from ...lab.records.table import table
-from ...lab.records.values import PERCENT, TIMES, Number, lacking, paired, pick, timed
+from ...lab.records.values import PERCENT, TIMES, Number, judged, lacking, paired, pick, timed
 from ...rush import Setup
 from ...rush.measurement import first_loss
 
 BEST_SETUP = "the best setup"
 IN_FP32 = "TF32 products, fp32 residual, attention by hand"
+IN_FP32_ON_CPU = "bf16: fp32 products, fp32 residual"
 ON_GPU: dict[str, dict[str, Any]] = {
     "fused attention": {"attention": "eager"},
     "torch.compile": {"compile": "none"},
@@ -54,8 +56,9 @@ ON_TWO_CORES: dict[str, dict[str, Any]] = {
     "SwiGLU level 2": {"mlp": "plain"},
     "fused projections": {"fused": False},
     "a bf16 residual stream": {"residual": "weights"},
-    "bf16: fp32 products, fp32 residual": {"precision": "fp32-onednn", "residual": "weights"},
+    IN_FP32_ON_CPU: {"precision": "fp32-onednn", "residual": "weights"},
 }
+NO_SINGLE_CHANGE = (IN_FP32, IN_FP32_ON_CPU)
 LEFT_OUT = {"cuda": ON_GPU, "cpu": ON_TWO_CORES}
 SMALLER = 4  # the batch of both sides where the variant doesn't fit at the best setup's
 
@@ -119,7 +122,8 @@ def _row(variant: Setup, best: Setup, trial_s: float) -> Row:
 
 @dataclass(frozen=True)
 class Without:
-    """`gains`: how many times as fast the best setup is with a change as without it. `same`: those of one training."""
+    """`gains`: how many times as fast the best setup is with a change as without it. `largest`: the single change of
+    most gain among those with an effect."""
 
     job: str
     rows: pd.DataFrame
@@ -140,8 +144,8 @@ def _(rows: pd.DataFrame) -> Without:
     loss, of_other_seed = best[["loss", "seed_loss"]].iloc[0] if len(best) else (float("nan"), float("nan"))
     alike = (tried["loss"] - loss).abs() <= abs(of_other_seed - loss)
     gains = {row["without"]: paired(row) for row in tried[alike].to_dict("records")}
-    single = {name: gain for name, gain in gains.items() if name != IN_FP32 and "bf16" not in name}
-    ranked = max(single.items(), key=lambda item: item[1].value, default=("", lacking("a change", TIMES)))
+    proven = {name: gain for name, gain in gains.items() if judged(gain)[0] == EFFECT and name not in NO_SINGLE_CHANGE}
+    ranked = max(proven.items(), key=lambda item: item[1].value, default=("", lacking("a change with an effect", TIMES)))
     peaks = tried[alike].set_index("without")["peak_gib"]
     memory = pick(rows, "peak_gib", without=BEST_SETUP)
     hungriest = peaks.idxmax() if len(peaks) else ""
