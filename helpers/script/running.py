@@ -126,6 +126,7 @@ class _StepCounter:
         self._waiting: list[Optimizer] = []
         self._unstepped = 0  # backward passes so far, of a script in which nothing has stepped
         self._already = len(_optimizers())
+        self._uncompiled = torch.compiler.disable(self._stepped)  # here, as it imports the compiler
 
     def step_made(self, made: Callable[[Any], Any], step: Any) -> Callable[..., Any]:
         return self.counted(made(step))
@@ -136,13 +137,12 @@ class _StepCounter:
         @functools.wraps(step)
         def stepping(*args: Any, **kwargs: Any) -> Any:
             result = step(*args, **kwargs)
-            self._stepped(args[0], stepping)
+            self._uncompiled(args[0], stepping)
             return result
 
         self.originals[stepping] = step
         return stepping
 
-    @torch.compiler.disable
     def _stepped(self, optimizer: Optimizer, step: Callable[..., Any]) -> None:
         if step is not type(optimizer).step:  # but a base's, which that calls
             return

@@ -151,4 +151,4 @@ def test_all_cells_together_have_a_limit(tmp_path):
     (tmp_path / "late.ipynb").write_text(notebook(["while True: pass"] * 9 + ["copied_bytes = 60"]))
     (submission,) = grade([tmp_path / "late.ipynb"], limits=Limits(seconds=1, cells=2, patience=100))
     assert "the cells took 2 s of CPU time" in graded(submission)["copied_bytes"].failures[0]
-    assert 2 <= len(submission.faults) <= 4
+    assert 1 <= len(submission.faults) <= 4

@@ -145,7 +145,9 @@ def _(rows: pd.DataFrame) -> Without:
     alike = (tried["loss"] - loss).abs() <= abs(of_other_seed - loss)
     gains = {row["without"]: paired(row) for row in tried[alike].to_dict("records")}
     proven = {name: gain for name, gain in gains.items() if judged(gain)[0] == EFFECT and name not in NO_SINGLE_CHANGE}
-    ranked = max(proven.items(), key=lambda item: item[1].value, default=("", lacking("a change with an effect", TIMES)))
+    ranked = max(
+        proven.items(), key=lambda item: item[1].value, default=("", lacking("a change with an effect", TIMES))
+    )
     peaks = tried[alike].set_index("without")["peak_gib"]
     memory = pick(rows, "peak_gib", without=BEST_SETUP)
     hungriest = peaks.idxmax() if len(peaks) else ""
