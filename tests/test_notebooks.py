@@ -72,7 +72,7 @@ def test_the_first_cell_of_all_is_the_same_and_the_second_has_sizes_to_change():
     assert len(set(first)) == 1
     for source in sizes:
         names = [name.id for node in ast.parse(source).body for name in ast.walk(node) if isinstance(name, ast.Name)]
-        assert 3 <= len(names) <= 5, source
+        assert 3 <= len(names) <= 7, source  # with the two machines
         assert source.startswith("# Sizes")
 
 
