@@ -85,12 +85,12 @@ def _missing(model: str, sequence: int, without: str, **_: object) -> str:
 
 @table(
     small=[SMALL | {"trial_s": 1.0, "without": name} for name in (BEST_SETUP, "a fused AdamW: foreach")],
-    cpu=_variants(ON_CPU | {"trial_s": 20.0}, "cpu"),
+    cpu=_variants(ON_CPU | {"trial_s": 40.0}, "cpu"),
     gpu=_variants(MEDIUM | PAIRED, "cuda"),
     big_gpu=_variants(FULL | PAIRED, "cuda"),
     missing=_missing,
     columns=f"{RUN_PAIRED} batch seed_loss?",
-    worth=Worth(95, "what the best setup loses without each change", cpu=55, gpu=20, big_gpu=14, on_gpu=2),
+    worth=Worth(95, "what the best setup loses without each change", cpu=80, gpu=20, big_gpu=14, on_gpu=2),
 )
 def without(model: str, sequence: int, without: str, trial_s: float) -> Row | list[Row]:
     """The best setup without one of its changes, in turns with the best setup; where that doesn't fit, both smaller.

@@ -76,20 +76,20 @@ SIZES = {
         lines=4, rows=8, length=64, every=4, held_out=2_000,
     ),
     "cpu": Size(
-        model="bytes-1m", target=2.1, seconds=330, rates=(1.5e-3, 3e-3, 6e-3), choosing=400,
-        lines=4, rows=8, length=256, every=20, held_out=32_000,
+        model="bytes-1m", target=2.1, seconds=330, rates=(1e-3, 2e-3, 4e-3), choosing=400,
+        lines=4, rows=4, length=LONGEST, every=20, held_out=32_000,
     ),
     "gpu": Size(
         model="bytes-5m", target=1.8, seconds=60, rates=(1e-3, 2e-3, 4e-3), choosing=500,
-        lines=16, rows=16, length=512, every=20, held_out=200_000,
+        lines=16, rows=16, length=LONGEST, every=20, held_out=200_000,
     ),
     "full": Size(
         model="bytes-27m", target=1.8, seconds=60, rates=(5e-4, 1e-3, 2e-3), choosing=500,
-        lines=16, rows=16, length=512, every=20, held_out=200_000,
+        lines=16, rows=16, length=LONGEST, every=20, held_out=200_000,
     ),
 }  # fmt: skip
 # Compilation isn't part of it: it takes longer than these trainings, as the rows `compiled` show.
-FAST = partial(Setup, precision="amp-bf16", attention="flash", norm="torch", fused=True, optimizer="fused")
+FAST = partial(Setup, precision="amp-bf16", norm="torch", fused=True, optimizer="fused")
 SIDES_OF = {size: [{"side": side, "size": size} for side in SIDES] for size in SIZES}
 
 
@@ -211,7 +211,10 @@ def fast_steps(trainer: Trainer, batches: Iterator[Batch], rising: int) -> Itera
 def fast_setup(size: Size, rate: float, seed: int, compiled: bool = False) -> Setup:
     """The fast side's setup, or the nearest that this machine can run."""
     compile_ = "regional" if compiled else "none"
-    setup = FAST(model=size.model, compile=compile_, cuda_graph=True, learning_rate=rate, seed=seed)
+    attention = "flash" if device().type == "cuda" else "blocked"
+    setup = FAST(
+        model=size.model, attention=attention, compile=compile_, cuda_graph=True, learning_rate=rate, seed=seed
+    )
     return setup.possible(device())
 
 
