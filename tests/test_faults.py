@@ -3,14 +3,14 @@
 import pytest
 
 from helpers import faults
-from helpers.experiments.profiling.planted_faults import FAULTS
-from helpers.experiments.profiling.strangers import CASES, GPU_CASES
-from helpers.experiments.profiling.tried import CHANGES
+from helpers.chapters.profiling.planted_faults import PIPELINES
+from helpers.chapters.tool.cases import CASES, GPU_CASES
+from helpers.chapters.tool.tried import CHANGES
 from helpers.trying import changes
 from helpers.trying.answer import COUNTED
 
 LOOPS = CASES | GPU_CASES
-FIXES = {fix for fixes in FAULTS.values() for fix in fixes}
+FIXES = {switch.name for pipeline in PIPELINES.values() for switch in pipeline.switches}
 
 
 @pytest.mark.parametrize("fault", faults.entries().values(), ids=lambda fault: fault.name)

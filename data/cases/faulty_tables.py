@@ -3,27 +3,28 @@
 import os
 import time
 
-from helpers.lab import Disagreement, experiment
+from helpers.lab import Disagreement
+from helpers.lab.records.table import table
 
 
-@experiment(small=[{"size": 1}, {"size": 2}])
+@table(small=[{"size": 1}, {"size": 2}])
 def right(size):
     return {"area": size}
 
 
-@experiment(small=[{"size": 1}, {"size": 2}])
+@table(small=[{"size": 1}, {"size": 2}])
 def differs(size):
     if size == 2:
         raise Disagreement("'fast' differs from 'plain'")
     return {"area": size}
 
 
-@experiment(small=[{}])
+@table(small=[{}])
 def dies():
     os._exit(1)
 
 
-@experiment(small=[{}])
+@table(small=[{}])
 def hangs():
     while True:
         time.sleep(60)

@@ -1,4 +1,4 @@
-"""What each chapter measures: a table a file, in `chapters/<chapter>`, and in `experiments` those that have not moved.
+"""What each chapter measures and what its rows say: one file a table, in `chapters/<chapter>`.
 
     from helpers import chapters
 
@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from .. import experiments
-from ..lab.records.experiment import Experiment
+from ..lab.records.table import Table
 
 
 class UnknownName(ValueError):
@@ -22,24 +21,19 @@ class UnknownName(ValueError):
 
 
 def chapters() -> list[str]:
-    here = {path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")}
-    return sorted(here | set(experiments.chapters()))
+    return sorted(path.parent.name for path in Path(__file__).parent.glob("*/__init__.py"))
 
 
-def tables_of(chapter: str) -> list[Experiment]:
+def tables_of(chapter: str) -> list[Table]:
     """A chapter's tables, in the order of its folder's imports."""
     if chapter not in chapters():
         raise UnknownName(f"unknown chapter {chapter!r}; valid: {', '.join(chapters())}")
-    modules = [_module(chapter)] if _has(chapter) else []
-    if chapter in experiments.chapters():
-        modules.append(getattr(experiments, chapter))
-    found = [value for module in modules for value in vars(module).values() if isinstance(value, Experiment)]
-    return list({table.name: table for table in found}.values())
+    return [value for value in vars(_module(chapter)).values() if isinstance(value, Table)]
 
 
-def select(targets: Iterable[str]) -> list[Experiment]:
+def select(targets: Iterable[str]) -> list[Table]:
     """The tables that `CHAPTER` or `CHAPTER/TABLE` names, each once; for no names all of them."""
-    chosen: dict[str, Experiment] = {}
+    chosen: dict[str, Table] = {}
     for target in list(targets) or chapters():
         chapter, _, table = target.partition("/")
         tables = {e.table: e for e in tables_of(chapter)}
@@ -49,15 +43,11 @@ def select(targets: Iterable[str]) -> list[Experiment]:
     return list(chosen.values())
 
 
-def _has(chapter: str) -> bool:
-    return (Path(__file__).parent / chapter / "__init__.py").exists()
-
-
 def _module(chapter: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{chapter}")
 
 
 def __getattr__(name: str) -> ModuleType:
-    if not name.startswith("_") and _has(name):
+    if not name.startswith("_") and name in chapters():
         return _module(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..lab.arguments import check_choice
 from ..lab.machine import check_assertions
-from ..lab.records import STATUS, Row
+from ..lab.rows import STATUS, Row
 from . import backends, capture
 from .capture_cases import CASES, Case
 

@@ -30,7 +30,6 @@ from ..lab.cards import LAUNCH_US, Card, card, cards
 
 DATA = Path(__file__).with_name("data")
 LINK_SHARE, NETWORK_SHARE = 0.77, 0.94  # of a link's line rate, by collectives: helpers.fit.scaling's sources
-NETWORK_GB_S = (25.0, 50.0)  # a GPU's share of the network between machines: up to A100, and since H100
 MACHINE = 8  # GPUs
 LOGIT_BYTES = 12  # per token and word: logits and their gradient in 16 bits, each written once and read twice
 OPTIMIZER_BYTES = 26  # per parameter: gradient in 16 bits, weight and two moments in 32 are read, these written
@@ -184,7 +183,7 @@ def terms(runs: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
         np.array([getattr(c, name) for c in devices]) * scale
         for name, scale in (("special_tops", 1e12), ("gb_per_s", 1e9), ("link_gb_per_s", LINK_SHARE * 1e9))
     )
-    network = np.array([NETWORK_GB_S[c.bf16_tflops > 400] for c in devices]) * NETWORK_SHARE * 1e9
+    network = np.array([c.network_gb_per_s for c in devices]) * NETWORK_SHARE * 1e9
     again = np.array([run["act_ckpt"] for run in runs], float)  # the forward pass, a second time
     size = np.array([PRECISIONS[precision] for precision in precisions])
     sharded = np.array([run["kind"] == "sharded" for run in runs])

@@ -131,6 +131,7 @@ def count_step(setup: Setup, fake: FakeTensorMode, compiler: Compiler) -> Count:
             weight.register_post_accumulate_grad_hook(lambda weight: ledger.name("gradients", [weight.grad]))
         split_step(ledger, training.model, training.optimizer)
         training.optimizer.register_step_pre_hook(lambda *_: setattr(meter, "kind", "optimizer"))
+        training.optimizer.register_step_post_hook(lambda *_: setattr(meter, "kind", "eager"))  # backward may go on
         ledger.begin_step(training.model, training.optimizer, [tokens])
         meter.kind = "eager"
         with meter:

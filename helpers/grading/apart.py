@@ -85,7 +85,7 @@ class Ran:
 
 def get_ready() -> None:
     """In a process that forks: import what submissions import, and see no GPU, which no fork could use."""
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "agg", "HELPERS_LIVE": "no"}
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "agg"}
     end_with_parent()
     rooms = [module.name for module in pkgutil.iter_modules(sys.modules[PACKAGE].__path__)]
     for name in ["torch._dynamo", *(f"{PACKAGE}.{name}" for name in [*rooms, *FOR_NOTEBOOKS] if name != "__main__")]:

@@ -40,6 +40,8 @@ class Card:
     fastest_fp32_tflops: float = 0.0
     sustained_mhz: float = 0.0
     copied_gb_per_s: float = 0.0
+    capability: float = 0.0  # NVIDIA's compute capability; 0 of another maker's card, and of one given by its rates
+    network_gb_per_s: float = 25.0  # a GPU's share of the network between machines: up to A100, and 50 since H100
     source: str = "given"
 
     def best(self, precision: str) -> float:
@@ -74,7 +76,7 @@ class Card:
 
     @property
     def bf16_units(self) -> bool:
-        return not self.gpu.startswith(("t4", "v100"))
+        return not 0 < self.capability < 8
 
     @property
     def special_tops(self) -> float:

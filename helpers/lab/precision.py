@@ -87,7 +87,6 @@ def fp16_by_fp32() -> contextlib.AbstractContextManager:
     """On a CPU, compute products, convolutions and attention of fp16 numbers by fp32 kernels, and round to fp16.
 
     As tensor cores do: inputs and results in fp16, sums in fp32, so what fp16 loses is the same. A CPU without fp16
-    units is an order of magnitude slower by torch's own fp16 kernels; `experiments.amp.gradient_time` times both. Does
-    nothing on a GPU.
+    units is an order of magnitude slower by torch's own fp16 kernels; chapter 1 times both. Does nothing on a GPU.
     """
     return _WideProducts() if device().type == "cpu" else contextlib.nullcontext()

@@ -23,7 +23,7 @@ from ..lab.arguments import check_at_least
 from ..lab.cpu import KEPT
 from ..lab.machine import missing_because
 from ..lab.memory import PeakAbove
-from ..lab.records import Row
+from ..lab.rows import Row
 from .language import guess_scores
 from .loop import Step, fit
 from .switched import LANGUAGE

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.amp import DynamicGradScaler, StaticGradScaler
-from helpers.experiments.amp import overheads
+from helpers.chapters.amp.scaler_step import OURS, TORCHS, host_reads, operations, scaler_steps
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
@@ -78,7 +78,7 @@ def test_a_fused_step_reads_nothing_on_the_host(optimizer, clip):
         scaler.update()
 
     train()  # the first step of fused SGD does wait
-    assert [overheads.host_reads(train) for _ in range(3)] == [0, 0, 0]
+    assert [host_reads(train) for _ in range(3)] == [0, 0, 0]
 
 
 def test_a_first_step_that_is_skipped_leaves_no_trace_in_fused_sgd():
@@ -220,10 +220,10 @@ def test_a_handed_over_step_has_no_more_operations_than_torchs_scaler():
     for parameter in parameters:
         parameter.grad = torch.ones(3)
     counts = {}
-    for name, step in overheads.scaler_steps(parameters).items():
+    for name, step in scaler_steps(parameters).items():
         step()
-        counts[name] = len(overheads.operations(step))
-    assert counts[overheads.OURS] <= counts[overheads.TORCHS]
+        counts[name] = len(operations(step))
+    assert counts[OURS] <= counts[TORCHS]
 
 
 def test_states_are_exchanged_with_torchs_scaler():

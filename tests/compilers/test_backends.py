@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.chapters.compilers import workloads
 from helpers.compilers import build, missing_because, runtimes
 from helpers.compilers.backends import (
     CHANNELS_LAST,
@@ -21,7 +22,6 @@ from helpers.compilers.backends import (
     version,
 )
 from helpers.compilers.messages import ExportFailed
-from helpers.experiments.compilers import workloads
 from helpers.lab import machine
 from helpers.lab.timing import relative_error, tensors
 

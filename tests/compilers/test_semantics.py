@@ -7,11 +7,11 @@ import sys
 import pytest
 import torch
 
+from helpers.chapters import compilers
 from helpers.compilers import semantics
 from helpers.compilers.capture import DYNAMO, EXPORT, FX, INDUCTOR, SCRIPT, TRACE
 from helpers.compilers.capture_cases import CASES
 from helpers.compilers.semantics import BREAKS, RECOMPILES, REFUSES, RIGHT, SILENT, WARNED, measure_semantics, same
-from helpers.experiments import compilers as experiments
 from helpers.lab import machine
 
 EXPECTED = {
@@ -58,7 +58,7 @@ def test_inductor_generates_code_for_what_dynamo_captures():
 
 def test_what_a_machine_lacks_is_not_held_against_a_case(monkeypatch):
     monkeypatch.setattr(machine, "installed", lambda name: None if name == "Python.h" else "1")
-    status = {row["variant"]: row["status"] for row in experiments.semantics.rows({"case": "printing"})}
+    status = {row["variant"]: row["status"] for row in compilers.semantics.rows({"case": "printing"})}
     assert status.pop(INDUCTOR) == "not installed: Python.h"
     assert set(status.values()) == {"ok"}
 

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
-from helpers.experiments.rush.steps import BEFORE_LENGTHS
+from helpers.chapters.rush.setups import BEFORE_LENGTHS
 from helpers.fit import count, step_time
 from helpers.fit.fused import Compiler
 from helpers.fit.meter import Meter
@@ -127,3 +127,12 @@ def test_a_compiler_fuses_and_stores_less():
     assert len(compiled.kernels) < 0.6 * len(eager.kernels) and moved[1] < 0.7 * moved[0]
     assert flops[0] == pytest.approx(flops[1]) and compiled.operators < 0.3 * eager.operators
     assert count(COMPILED).bytes < count(TINY).bytes
+
+
+def test_an_optimizer_within_backward_moves_its_own_bytes_and_no_others():
+    fake, compiler = FakeTensorMode(), Compiler()
+    moved = {}
+    for optimizer in ("fused", "in backward"):
+        kernels = count_step(replace(ONE_LAYER, optimizer=optimizer), fake, compiler).kernels
+        moved[optimizer] = sum(kernel.bytes for kernel in kernels if kernel.kind == "optimizer")
+    assert moved["in backward"] == pytest.approx(moved["fused"], rel=0.01)

@@ -16,7 +16,7 @@ from helpers.batching.attention import (
     packed_attention,
     without_cudnn_attention,
 )
-from helpers.experiments.batching.step_times import device_ms
+from helpers.chapters.batching.step_times import device_ms
 from helpers.lab import peak_memory
 from helpers.lab.timing import relative_error
 from helpers.models import GPT2LikeModel

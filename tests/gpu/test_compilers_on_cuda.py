@@ -2,11 +2,11 @@
 
 import pytest
 
+from helpers.chapters.compilers import workloads
+from helpers.chapters.compilers.latency import measure_latency
+from helpers.chapters.compilers.training import measure_training
 from helpers.compilers import missing_because
 from helpers.compilers.backends import AOT, COMPILE, ONNX, OVERHEAD, TENSORRT, TRACE
-from helpers.experiments.compilers import workloads
-from helpers.experiments.compilers.inference import measure_latency
-from helpers.experiments.compilers.training_steps import measure_training
 
 
 def row_of(measure, model, backend, batch, **settings):

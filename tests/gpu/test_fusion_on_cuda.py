@@ -2,15 +2,15 @@
 
 import pytest
 
-from helpers.experiments.compilers import fusing
-from helpers.experiments.compilers.fusing import CASES, COMPILED, EAGER, FOREACH, FUSED, MANY
+from helpers.chapters.compilers import fusion
+from helpers.chapters.compilers.fusion import CASES, COMPILED, EAGER, FOREACH, FUSED, MANY
 
 SIZE = 2**22
 
 
 def measured(case):
     """The rows of a case, by variant."""
-    rows = fusing.fusion.measure(case, SIZE)
+    rows = fusion.measure(case, SIZE)
     assert not any("status" in row for row in rows), rows
     return {row["variant"]: row | {"share_of_least": row["bytes_least"] / row["bytes_moved"]} for row in rows}
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.experiments.pipelines.metric_cost import TOLERANCE, VARIANTS, random_batches
+from helpers.chapters.pipelines.metrics_cost import TOLERANCE, VARIANTS, random_batches
 from helpers.lab.machine import missing_because
 
 USABLE = [name for name, (_, needs) in VARIANTS.items() if not missing_because(*needs)]

@@ -5,7 +5,7 @@ import math
 import pytest
 from torch import nn
 
-from helpers.experiments.summary import CUMULATIVE, NAMES, chosen
+from helpers.chapters.summary.stages import CUMULATIVE, NAMES, chosen
 from helpers.kernels import LayerNorm
 from helpers.training.stages import FUSED, MIXED, STAGES, build_trainer, run
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from helpers.experiments.swiglu import derived_costs as costs
-from helpers.experiments.swiglu.training_steps import TOLERANCE_8BIT, check_layer, train_step
+from helpers.chapters.swiglu import derived_costs as costs
+from helpers.chapters.swiglu.layers import TOLERANCE_8BIT, check_layer, train_step
 from helpers.lab import peak_memory, saved_bytes
 from helpers.lab.timing import check_agreement, relative_error
 from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, elementwise

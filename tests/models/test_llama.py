@@ -54,7 +54,7 @@ def test_positions_turn_as_fast_as_in_transformers(name):
 def test_logits_are_those_of_the_transformers_that_is_installed():
     from transformers import LlamaForCausalLM
 
-    from helpers.experiments.rush import transformers_llama as peers
+    from helpers.chapters.rush import transformers_llama as peers
 
     theirs = LlamaForCausalLM(peers.config("tiny"))
     ours = Llama.from_name("tiny")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from helpers.experiments.pipelines.decoder_speed import difference
+from helpers.chapters.pipelines.decoding import difference
 from helpers.lab.machine import missing_because
 from helpers.pipelines.decoders import VARIANTS, Decoder, ImageError, decode
 from helpers.pipelines.samples import example_jpegs

@@ -11,8 +11,8 @@ from llama_cases import loss_curve
 from torch import nn
 from torch.utils import flop_counter
 
-from helpers.experiments.amp.overheads import operations
-from helpers.experiments.rush import transformers_llama as peers
+from helpers.chapters.amp.scaler_step import operations
+from helpers.chapters.rush import transformers_llama as peers
 from helpers.lab import peak_memory
 from helpers.lab.cards import likely
 from helpers.lab.ceilings import ProductRate

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.experiments.swiglu import derived_costs as costs
+from helpers.chapters.swiglu import derived_costs as costs
 from helpers.lab import saved_bytes
 from helpers.lab.timing import relative_error
 from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP

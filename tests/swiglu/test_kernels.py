@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 pytest.importorskip("triton")
 
-from helpers.experiments.swiglu import derived_costs as costs
+from helpers.chapters.swiglu import derived_costs as costs
 from helpers.lab import peak_memory
 from helpers.lab.timing import relative_error
 from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, elementwise, steps, triton_kernels

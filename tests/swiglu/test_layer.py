@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.amp import Autocast
-from helpers.experiments.swiglu import derived_costs as costs
+from helpers.chapters.swiglu import derived_costs as costs
 from helpers.lab import saved_bytes
 from helpers.lab.timing import relative_error
 from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, MemoryOptimizedSwigluMLPFunction, SwigluMLP

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from helpers.amp import DynamicGradScaler
-from helpers.experiments import summary as experiments
-from helpers.experiments.summary import ALONE, CUMULATIVE, NAMES, START, chosen, stages
+from helpers.chapters import summary
+from helpers.chapters.summary.stages import ALONE, CUMULATIVE, NAMES, START, chosen, stages
 from helpers.text import TextError, vocab
 from helpers.training import LANGUAGE, loop, trainer
 from helpers.training import stages as staircase
@@ -88,7 +88,9 @@ def test_stages_are_added_in_order_or_stand_alone():
 
 def test_each_training_has_a_process_of_its_own_on_a_gpu_too(monkeypatch):
     apart = []
-    monkeypatch.setattr(experiments, "in_fresh_process", lambda fn, names, **options: apart.append(names) or {})
+    monkeypatch.setitem(
+        stages.measure.__globals__, "in_fresh_process", lambda fn, names, **options: apart.append(names) or {}
+    )
     for stage in (MIXED, BATCHES):
         stages.measure(way=CUMULATIVE, stage=stage, seed=0, size="full")
     assert apart == [[MIXED], [MIXED, BATCHES]]
@@ -149,5 +151,5 @@ def test_the_command_trains_by_stages(capsys, monkeypatch):
 
 
 def test_steps_of_a_stage_take_turns_with_those_before_it():
-    [row] = experiments.stage_steps("small").to_dict("records")
+    [row] = summary.stage_steps("small").to_dict("records")
     assert row["baseline"] == "start" and row["us_per_target"] > 0 and row["baseline_us_per_target"] > 0

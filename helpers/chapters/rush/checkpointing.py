@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ...experiments.rush.steps import FULL, MEDIUM, PAIRED, RUN_PAIRED, SMALL, beside, missing, run_apart, setup_of
 from ...lab import Worth
 from ...lab.records import Row
 from ...lab.records.table import table
-from ...lab.records.values import PERCENT, Number, in_unit, lacking, over, pick, speedup
+from ...lab.records.values import PERCENT, Number, in_unit, lacking, marked, over, pick, speedup
 from ...training.step import WARM_UP
+from .setups import FULL, MEDIUM, PAIRED, RUN_PAIRED, SMALL, beside, missing, run_apart, setup_of
 
 KINDS = ("none", "selective", "memory budget", "full")  # from no recomputation to most
 LENGTHS = tuple(2**power for power in range(12, 17))  # at 2**17 a step would take a quarter of a minute
@@ -52,7 +52,9 @@ class Checkpointing:
 @checkpointing.numbers()
 def _(rows: pd.DataFrame) -> Checkpointing:
     """At the longest length that all kinds fit, and the longest that each does."""
-    wide = rows.pivot(index="checkpointing", columns="sequence", values=["tokens_per_s", "peak_gib"])
+    rates = [marked(row["tokens_per_s"], row) for row in rows.to_dict("records")]
+    wide = rows.assign(tokens_per_s=rates)
+    wide = wide.pivot(index="checkpointing", columns="sequence", values=["tokens_per_s", "peak_gib"])
     wide = wide.reindex([kind for kind in KINDS if kind in wide.index])
     heads = {"tokens_per_s": "tokens/s", "peak_gib": "peak, GiB"}
     wide.columns = [f"{heads[name]} at {length}" for name, length in wide.columns]

@@ -19,7 +19,6 @@ import pandas as pd
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ...experiments.rush.steps import BEST, FULL, MEDIUM, ON_CPU, SMALL, apart, missing, setup_of
 from ...findings.trace import COPY, FILL, OP, Event, Trace
 from ...findings.trace_file import read_trace
 from ...lab import Worth, device, each
@@ -36,6 +35,7 @@ from ...rush.measurement import SEQUENCES, text_tokens
 from ...rush.rates import FLOAT8, product_type
 from ...rush.setup import START
 from ...training.step import WARM_UP
+from .setups import BEST, FULL, MEDIUM, ON_CPU, SMALL, apart, missing, setup_of
 
 PRODUCTS, ELEMENTWISE, LOSS, OPTIMIZER = "matrix products", "norms and elementwise", "loss", "optimizer"
 FORWARD, BACKWARD, COPIES, IDLE = "attention forward", "attention backward", "copies", "idle"

@@ -12,18 +12,6 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ...experiments.rush.steps import (
-    FULL,
-    MEDIUM,
-    ON_CPU,
-    PAIRED,
-    RUN_PAIRED,
-    SMALL,
-    apart,
-    missing,
-    run_apart,
-    setup_of,
-)
 from ...lab import Worth, device
 from ...lab.estimate import EFFECT
 from ...lab.memory import OUT_OF_MEMORY, is_out_of_memory
@@ -32,6 +20,7 @@ from ...lab.records.table import table
 from ...lab.records.values import PERCENT, TIMES, Number, judged, lacking, paired, pick, timed
 from ...rush import Setup
 from ...rush.measurement import first_loss
+from .setups import FULL, MEDIUM, ON_CPU, PAIRED, RUN_PAIRED, SMALL, apart, missing, run_apart, setup_of
 
 BEST_SETUP = "the best setup"
 IN_FP32 = "TF32 products, fp32 residual, attention by hand"

@@ -35,7 +35,7 @@ def as_if_on(folder: str, results: Path | str | None = None) -> Iterator[Card]:
     answers = {
         "is_available": True,
         "get_device_name": last["gpu"],
-        "get_device_capability": (7, 5) if not card.bf16_units else (9, 0) if card.fp8_tflops else (8, 0),
+        "get_device_capability": divmod(round(10 * card.capability), 10),
         "get_device_properties": SimpleNamespace(total_memory=int(card.memory_gib * 2**30)),
         "current_device": 0,
     }

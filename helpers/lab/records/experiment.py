@@ -1,19 +1,13 @@
 """Experiments: a function that measures one configuration, and the configurations for each class of machine.
 
-    @experiment(small=[{"size": 256}], cpu=[{"size": 1024}], big_gpu=[{"size": 8192}])
-    def copy(size):
-        "Bytes a second of a device-to-device copy."
-        ...
-        return {"gb_per_s": 1.0}
-
-`copy("small")` measures all configurations of a preset and returns a DataFrame. `lab.measure` records each
+Calling one with a preset measures all of its configurations and returns a DataFrame. `lab.measure` records each
 configuration when it is done, so that an interrupted run can be resumed.
 """
 
 import gc
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -171,41 +165,6 @@ class Experiment:
 
     def __call__(self, preset: str = "small") -> pd.DataFrame:
         return pd.DataFrame([row for config in self.configurations(preset) for row in self.rows(config)])
-
-
-def experiment(
-    *,
-    small: list[Row],
-    cpu: list[Row] | None = None,
-    gpu: list[Row] | None = None,
-    big_gpu: list[Row] | None = None,
-    version: int = 1,
-    same_work: bool = True,
-    missing: Callable[..., str] | None = None,
-    columns: str | Sequence[str] = (),
-    memory_here: bool = True,
-    timed: bool = True,
-    worth: Worth = Worth(1, ""),
-) -> Callable[[Callable], Experiment]:
-    """Make an `Experiment` of a function in `helpers/experiments/<chapter>.py`.
-
-    `columns` may be one string of names: `columns="median_ms n peak_gib?"`.
-
-    Each class of machine has its configurations. A class of GPUs without any uses the other class's, else the CPU's;
-    without any for the CPU, nothing is measured there.
-    """
-    big = next((sizes for sizes in (big_gpu, gpu, cpu) if sizes is not None), [])
-    presets = {"small": small, "cpu": cpu or [], "gpu": big if gpu is None else gpu, "big-gpu": big}
-
-    names = tuple(columns.split()) if isinstance(columns, str) else tuple(columns)
-
-    def wrap(measure: Callable[..., Row | list[Row]]) -> Experiment:
-        parts = measure.__module__.split(".")
-        chapter = parts[-1] if parts[-2] == "experiments" else parts[-2]  # a file or a folder a chapter
-        name, flags = measure.__name__, (memory_here, timed, worth)
-        return Experiment(chapter, name, measure, presets, version, same_work, missing, names, *flags)
-
-    return wrap
 
 
 def free_memory() -> None:

@@ -18,16 +18,14 @@ import pandas as pd
 
 from .. import files
 from ..machine import project_root
+from ..rows import STATUS, Row
 
-STATUS = "status"  # the column of a row that says "ok", or why there are no figures
 PROVENANCE = ["preset", "gpu", "driver", "torch", "cuda", "date", "commit", "method"]
 SECONDS = "seconds"  # that its configuration took, all attempts together
 PROCESS = "run"  # the start of the process that measured the row, in UTC
 # Rows of older methods lack some. Clock and power are a GPU's, where it took most power during the row.
 RUN = [SECONDS, "load", "attempts", "noisy", "matmul_tflops", "pages", "clock_mhz", "power_w", PROCESS]
 CHECKSUM = "checksum"
-
-Row = dict[str, Any]  # of a table: its configuration and what was measured
 
 
 class RecordError(Exception):

@@ -3,63 +3,145 @@
 @table(gpu=[…], cpu=[…], small=[…], columns="…", worth=Worth(…))
 def ladder(model, sequence, step) -> Row: …          # one configuration, measured
 
-@ladder.numbers(beside=[pairs])
-def _(rows, pairs) -> Ladder: …                      # a small dataclass of numbers and frames
+@ladder.numbers(needs=[ceilings], beside=[pairs])
+def _(rows, ceilings, pairs) -> Ladder: …            # a small dataclass, or a namespace, of numbers and frames
 
 numbers = ladder.on("nvidia-h200")                   # those of one machine; nothing chooses a machine
+
+Numbers that belong to no table alone are declared as `@numbers_of([ceilings, modules])` and read by `.on`, too.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
 
-from .experiment import Experiment, experiment
-from .results import Named, recorded
+from .experiment import Experiment, Worth
+from .results import Results, recorded
+from .store import Row
+from .values import lacking
+
+Tables = Sequence[Experiment]
+NO_WORTH = Worth(1, "")
+
+
+@dataclass(frozen=True)
+class View:
+    """A function from the measured rows of tables to numbers.
+
+    Without rows of a table that it `needs` nothing is computed; those `beside` it may be empty.
+    """
+
+    of_rows: Callable[..., Any]  # of the tables, in this order
+    needs: Tables
+    beside: Tables = ()
+
+    def on(self, machine: str) -> "OnMachine":
+        """The numbers of the rows that a machine, the name of a folder of records, has recorded."""
+        needed, others = (tuple(recorded(table, machine) for table in tables) for tables in (self.needs, self.beside))
+        return OnMachine(self.of_rows, needed, others)
+
+
+def numbers_of(needs: Tables, beside: Tables = ()) -> Callable[[Callable[..., Any]], View]:
+    """Make a `View` of a function of these tables' rows."""
+    return lambda compute: View(compute, needs, beside)
 
 
 @dataclass(frozen=True)
 class Table(Experiment):
     """An experiment that knows its numbers, too."""
 
-    # The function of the rows, and the tables whose rows it gets after them; set once, by `numbers`.
-    _numbers: list[tuple[Callable[..., Any], tuple[Experiment, ...]]] = field(default_factory=list, compare=False)
+    _view: list[View] = field(default_factory=list, compare=False)  # set once, by `numbers`
 
-    def numbers(self, *, beside: Sequence[Experiment] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Declare the function from this table's measured rows, and those of the tables beside it, to numbers."""
+    def numbers(self, *, needs: Tables = (), beside: Tables = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Declare the function from this table's measured rows, and those of other tables, to numbers."""
 
         def declare(compute: Callable[..., Any]) -> Callable[..., Any]:
-            self._numbers[:] = [(compute, tuple(beside))]
+            self._view[:] = [View(compute, (self, *needs), beside)]
             return compute
 
         return declare
 
-    def of_rows(self, rows: pd.DataFrame, *beside: pd.DataFrame) -> Any:
+    def of_rows(self, rows: pd.DataFrame, *others: pd.DataFrame) -> Any:
         """The numbers of these rows."""
-        return self._numbers[0][0](rows, *beside)
+        return self._view[0].of_rows(rows, *others)
 
     def on(self, machine: str) -> "OnMachine":
         """The numbers of the rows that a machine, the name of a folder of records, has recorded."""
-        compute, beside = self._numbers[0]
-        own, *others = (recorded(table, machine=machine) for table in (self, *beside))
-        return OnMachine(compute, (own,), tuple(others))
+        return self._view[0].on(machine)
 
 
-class OnMachine(Named):
-    """Numbers of a machine that was named; its captions say which it is."""
+class OnMachine:
+    """The numbers of one or several tables on a machine, by name; computed when the first is asked for.
+
+    Of tables that aren't measured, each name is a number that says so.
+    """
+
+    def __init__(self, compute: Callable[..., Any], sources: tuple[Results, ...], beside: tuple[Results, ...] = ()):
+        self._compute, self.sources, self._beside = compute, sources, beside
+
+    @property
+    def measured(self) -> bool:
+        """Whether each of the tables that are needed holds figures."""
+        return all(len(table.measured) for table in self.sources)
 
     @property
     def origin(self) -> str:
-        rows = self.sources[0].rows
-        return f"Machine: {rows['gpu'].iloc[0]}. {self.sources[0].mixed}".strip() if len(rows) else ""
+        """For a caption: the machine, and of what runs and methods the first table's rows are."""
+        return self.sources[0].origin
+
+    def number(self, name: str) -> Any:
+        """A number by its name, in which a dot leads into a namespace; one that says so where nothing is measured."""
+        return attrgetter(name)(self) if self.measured else lacking(name)
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        values = vars(self._compute(*(table.measured for table in (*self.sources, *self._beside))))
+        if hidden := {"measured", "number", "origin", "sources"} & values.keys():
+            raise AttributeError(f"{self._compute.__module__} names {', '.join(hidden)}, which a table has itself")
+        return values
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if not self.measured:
+            return lacking(", ".join(table.experiment.name for table in self.sources if not len(table.measured)))
+        if name not in self._values:
+            names = ", ".join(sorted(self._values))
+            raise AttributeError(f"{self._compute.__module__} names no {name!r}; it names: {names}")
+        return self._values[name]
 
 
-def table(**declared: Any) -> Callable[[Callable], Table]:
-    """Make a `Table` of a function in `helpers/chapters/<chapter>/<table>.py`; the arguments are `experiment`'s."""
+def table(
+    *,
+    small: list[Row],
+    cpu: list[Row] | None = None,
+    gpu: list[Row] | None = None,
+    big_gpu: list[Row] | None = None,
+    version: int = 1,
+    same_work: bool = True,
+    missing: Callable[..., str] | None = None,
+    columns: str | Sequence[str] = (),
+    memory_here: bool = True,
+    timed: bool = True,
+    worth: Worth = NO_WORTH,
+) -> Callable[[Callable[..., Row | list[Row]]], Table]:
+    """Make a `Table` of a function in `helpers/chapters/<chapter>/<table>.py`.
 
-    def wrap(measure: Callable) -> Table:
-        made = experiment(**declared)(measure)
-        return Table(**{name: getattr(made, name) for name in Experiment.__dataclass_fields__})
+    `columns` may be one string of names: `columns="median_ms n peak_gib?"`.
+
+    Each class of machine has its configurations. A class of GPUs without any uses the other class's, else the CPU's;
+    without any for the CPU, nothing is measured there.
+    """
+    big = next((sizes for sizes in (big_gpu, gpu, cpu) if sizes is not None), [])
+    presets = {"small": small, "cpu": cpu or [], "gpu": big if gpu is None else gpu, "big-gpu": big}
+    names = tuple(columns.split()) if isinstance(columns, str) else tuple(columns)
+
+    def wrap(measure: Callable[..., Row | list[Row]]) -> Table:
+        chapter, flags = measure.__module__.split(".")[-2], (memory_here, timed, worth)
+        return Table(chapter, measure.__name__, measure, presets, version, same_work, missing, names, *flags)
 
     return wrap

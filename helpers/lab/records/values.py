@@ -32,7 +32,6 @@ NORMAL = NormalDist().inv_cdf(0.5 + SHOWN / 2)  # half the width of a 95 % inter
 OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, in those of a mean
 TIMED = ("median_ms", "step_ms", "tokens_per_s", "real_tokens_per_s")  # whose spread is that of p20_ms and p80_ms
 OF_TIME = ("_ms", "us", "_s")  # ends of names of columns that noise changes
-quoted: set[str] = set()  # the factors that were formatted here: `say` lets no other pass
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,6 @@ class Number:
         if not self.measured:
             return f"[{NOT_MEASURED}: {self.missing}]"
         text = self._text(self.value, decimals) + self._unit()
-        if self.unit == TIMES:
-            quoted.add(text)
         text += NOISY if self.noisy else ""
         if self.low is None or self.high is None:
             bare = "bare" in words or self.unit != TIMES or self.derivation

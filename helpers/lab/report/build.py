@@ -11,11 +11,13 @@ from tqdm import tqdm
 
 from .. import machine
 from ..files import check_writable, replacing
+from ..records import store
 from .content import Chapter, chapter, note
 from .convert import BuildError
 from .execute import check_executed, cleaned, code_cells, execute, read
 from .exporter import ReportExporter, compile_pdf
 
+MACHINES = re.compile(r"^GPU, CPU = .*$", re.MULTILINE)  # the line of a notebook's second cell that names them
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"  # the part of README.md that quotes records
 
 
@@ -30,7 +32,7 @@ def build(
 
     With `execute` the notebooks are run first, each in a fresh kernel, and that takes as long as they take.
     Without it their committed outputs are used, which takes seconds. `output` is the project's
-    `report.pdf` unless given; `results` is where the kernels find records.
+    `report.pdf` unless given; `results` is where the kernels find records, and whose machines are shown.
 
     The PDF and (with `save_notebooks`) the notebooks are written after everything has succeeded. Writing the project's
     own report.pdf also renews the figures and the measured part of README.md; with execution, SVG figures that no
@@ -52,6 +54,7 @@ def build(
             environment = {"HELPERS_FIGURES": f"{temporary}/figures", "IPYTHONDIR": f"{temporary}/ipython"}
             if results is not None:
                 environment["HELPERS_RESULTS"] = str(Path(results).resolve())
+                _name_machines(notebooks, results)
             _execute_all(notebooks, environment)
         else:
             for path, notebook in notebooks.items():
@@ -74,6 +77,17 @@ def build(
     for old in set(figures.glob("*.svg")) - set(drawn) if execute and own else ():
         old.unlink()
     return output
+
+
+def _name_machines(notebooks: dict[Path, nbformat.NotebookNode], results: Path | str) -> None:
+    """Let the notebooks show the GPU and the CPU that have records in a folder, in place of those that they name."""
+    gpus, cpus = store.devices(results), store.devices(results, cpu=True)
+    if len(gpus) > 1 or len(cpus) > 1:
+        raise BuildError(f"{results} has several machines of a kind: {', '.join([*gpus, *cpus])}; keep one of each")
+    line = f"GPU, CPU = {(gpus or [''])[0]!r}, {(cpus or [''])[0]!r}"
+    for notebook in notebooks.values():
+        for cell in notebook.cells:
+            cell.source = MACHINES.sub(lambda _: line, cell.source)
 
 
 def _replace_all(contents: dict[Path, bytes]) -> None:

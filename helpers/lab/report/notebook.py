@@ -1,6 +1,6 @@
 """What a notebook uses to show what was measured: results, tables, figures, sentences and claims.
 
-    ladder = results(experiments.rush.ladder).named(claims.rush.ladder)
+    ladder = chapters.rush.ladder.on(GPU)
 
     @when(ladder)                        # runs if the table is measured, else leaves one line with what to run
     def _(ladder):
@@ -8,8 +8,7 @@
         say(f"From the plain loop to the last rung: {ladder.total}.")
         claim("The last rung is twice as fast", ladder.total.at_least(2))
 
-`results` only reads, unless it is given seconds. What has no record yet is left out of the PDF, whose last page lists
-it.
+Nothing is measured here. What has no record yet is left out of the PDF, whose last page lists it.
 """
 
 import base64
@@ -24,48 +23,29 @@ from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
 from ..device_share import DEVICE_SHARE, HOST_BOUND, host_bound
-from ..machine import device_class, device_name, slug
 from ..records import STATUS
-from ..records.experiment import Experiment
-from ..records.plan import minutes, plan
-from ..records.results import Named, Results, main_machine, recorded, with_cpu
-from ..records.runner import measure
-from ..records.values import NOT_MEASURED, Verdict, number, quoted
+from ..records.table import OnMachine
+from ..records.values import NOT_MEASURED, Verdict, number
 from . import figures
 
-__all__ = ["claim", "figure", "main_machine", "readme", "results", "say", "show_list", "table", "when", "with_cpu"]
+__all__ = ["claim", "figure", "readme", "say", "show_list", "table", "when"]
 
 matplotlib.style.use(figures.STYLE)  # in a notebook, all that is drawn is in the house style
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line whenever a profiler starts or stops
 
-LIVE = "HELPERS_LIVE"  # "no" in the environment: `results` measures nothing
 LEFT_OUT = {"helpers": {"report": False}}
 UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s", "mb_per_s": "MB/s", "gib": "GiB", "mib": "MiB", "kib": "KiB"}
 UNITS |= {"s": "s", "ms": "ms", "us": "µs"}
 LONG = 12  # rows: a longer table is folded
 OF_TIME = (", s", ", ms", ", µs", "ms (p20–p80)")  # ends of headings of times
 A_SECOND, SPREAD = "_per_s", ("_p20", "_p80")
-FACTOR = re.compile(r"\d[\d.,]*\s?×(?!\s?\d)")  # 2.4×, but not the size 256×256
 
 
-def results(experiment: Experiment, preset: str | None = None, seconds: float | None = None) -> Results:
-    """What is recorded of an experiment.
-
-    Nothing is measured here but with `seconds` to spend: then this machine first measures what it has no fresh
-    record of, at the sizes of `preset` (default: of its class), and its records are shown. A line says before how much
-    that is and how many minutes are expected, if records tell. `HELPERS_LIVE=no` in the environment forbids it.
-    """
-    here = seconds is not None and os.environ.get(LIVE) != "no"
-    if here:
-        _measure(experiment, preset or device_class(), seconds)
-    return recorded(experiment, preset, slug(device_name()) if here else None)
-
-
-def when(*needed: Results | Named) -> Callable[[Callable], None]:
+def when(*needed: OnMachine) -> Callable[[Callable], None]:
     """Run the function that it decorates, with these tables, if all are measured; else show what to run."""
 
     def run(cell: Callable) -> None:
-        tables = [table for one in needed for table in (one.sources if isinstance(one, Named) else (one,))]
+        tables = [table for numbers in needed for table in numbers.sources]
         missing = [table.experiment for table in tables if not len(table.measured)]
         for experiment in missing:
             line = f"*Not measured yet. To measure it: `dlspeed measure {experiment.name}`.*"
@@ -77,21 +57,11 @@ def when(*needed: Results | Named) -> Callable[[Callable], None]:
     return run
 
 
-def _measure(experiment: Experiment, preset: str, seconds: float) -> None:
-    planned = plan(experiment, preset)
-    if planned.missing:
-        some = f"{planned.missing} of {planned.missing + planned.fresh} configurations ({preset}) on {device_name()}"
-        takes = f"expected minutes: {minutes(planned.seconds)}; ends after {seconds / 60:.1f}"
-        notice = f"*Measuring {experiment.name}: {some}; {takes}.*"
-        display(Markdown(notice), metadata=LEFT_OUT)
-        measure([experiment], preset, seconds=seconds)
-
-
 def table(frame: pd.DataFrame, caption: str) -> None:
     """Show a table with plain headings and a caption; cells without a value hold a dash, text is left-aligned.
 
-    One of more than `LONG` rows is folded under its caption. A table of which nothing is measured isn't shown:
-    `results` has said so. Host-bound rows, by their column `device_share`, have a mark in place of that column.
+    One of more than `LONG` rows is folded under its caption. A table of which nothing is measured isn't shown.
+    Host-bound rows, by their column `device_share`, have a mark in place of that column.
     """
     if not len(frame) or (STATUS in frame and (frame[STATUS] == NOT_MEASURED).all()):
         return
@@ -124,8 +94,7 @@ def show_list(sentences: Iterable[str], ordered: bool = False) -> None:
 def say(*sentences: str) -> None:
     """Show sentences as one paragraph of the report, their numbers formatted from `Number`s.
 
-    A sentence whose number isn't measured is left out of the report. A factor, `2.4×`, must come from a `Number`, which
-    knows its interval or its derivation or says "unpaired"; a typed one raises.
+    A sentence whose number isn't measured is left out of the report. No number is typed: a test reads the cells.
     """
     if complete := _complete(sentences):
         display(Markdown(" ".join(complete)))
@@ -135,8 +104,6 @@ def _complete(sentences: Iterable[str]) -> list[str]:
     """The sentences whose numbers are all measured. The others are shown in the notebook alone."""
     complete = []
     for sentence in sentences:
-        if typed := [factor for factor in FACTOR.findall(sentence) if factor not in quoted]:
-            raise ValueError(f"{typed[0]} in a sentence comes from no Number: {sentence}")
         if f"[{NOT_MEASURED}: " in sentence:
             display(Markdown(f"*{as_markdown(sentence)}*"), metadata=LEFT_OUT)
         else:

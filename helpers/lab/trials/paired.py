@@ -9,7 +9,7 @@ import numpy as np
 from .. import ceilings
 from ..cpu import keeps_pages
 from ..estimate import AT_A_LOOK, LEAST_PAIRS, MOST_LOOKS, estimate
-from ..records.store import STATUS, Row
+from ..rows import STATUS, Row
 from . import programs
 from .programs import Program
 from .start_noise import start_noise

@@ -1,8 +1,8 @@
-"""Trials on trial: on made-up machines, and with known slowdowns put into recorded pairs."""
+"""Trials on trial: on made-up machines."""
 
 import numpy as np
 
-from ..estimate import AT_A_LOOK, EFFECT, FASTER, MOST_LOOKS, NONE, SLOWER, Estimate, estimate, verdict_class
+from ..estimate import AT_A_LOOK, EFFECT, MOST_LOOKS, NONE, Estimate, estimate, verdict_class
 
 # Log times of turns: independent noise, a drift over the trial, sudden changes of speed (how many), turns that are
 # disturbed (their share), and noise that lasts over turns (its correlation).
@@ -71,17 +71,3 @@ def until_decided(
         "holds": float(np.mean([end.low <= ratio <= end.high for end, _ in ends])),
         "pairs": float(np.mean([end.pairs for end, _ in ends])),
     }
-
-
-def resampled(starts: list[np.ndarray], slowdown: float, pairs: int, trials: int = 200) -> dict[str, float]:
-    """Trials of two starts with so many pairs each, drawn from recorded ones that then are slower by so much.
-
-    The share that finds the slowdown, and the share that finds the opposite.
-    """
-    generator = np.random.default_rng(0)
-    signs = []
-    for _ in range(trials if starts else 0):
-        drawn = [generator.choice(starts[each], pairs) for each in generator.integers(len(starts), size=2)]
-        verdict = estimate([logs + np.log1p(slowdown) for logs in drawn], luck=0.005, confidence=AT_A_LOOK).verdict
-        signs.append({SLOWER: 1, FASTER: -1}.get(verdict, 0))
-    return {"found": float(np.mean(np.equal(signs, 1))), "wrong_sign": float(np.mean(np.equal(signs, -1)))}

@@ -15,7 +15,7 @@ import pandas as pd
 from ..estimate import LUCK, SHOWN
 from ..machine import device
 
-# `of_null_trials` of the recorded table profiling/nulls, two cores of an EPYC: 40 trials of programs that keep the
+# `of_null_trials` of the recorded table tool/nulls, two cores of an EPYC: 40 trials of programs that keep the
 # pages of freed memory, 15 of such that return them, and get others back in each step. Nulls on a GPU aren't recorded.
 KEPT, RETURNED = 0.034, 0.044
 LEAST_TRIALS = 6

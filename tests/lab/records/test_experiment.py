@@ -13,7 +13,8 @@ from helpers.lab import Disagreement, machine, measure, records
 from helpers.lab.arguments import PRESETS
 from helpers.lab.machine import OthersLoad, device_name, project_root, slug
 from helpers.lab.records import runner, store
-from helpers.lab.records.experiment import Experiment, Worth, experiment
+from helpers.lab.records.experiment import Experiment, Worth
+from helpers.lab.records.table import table
 
 CALLS = []
 
@@ -278,12 +279,12 @@ def test_each_class_of_machine_has_its_sizes():
     def three(size):
         """Sizes."""
 
-    three.__module__ = "helpers.experiments.chapter"
-    of_both = experiment(small=[{"size": 1}], cpu=[{"size": 2}], big_gpu=[{"size": 3}])(three)
+    three.__module__ = "helpers.chapters.chapter.three"
+    of_both = table(small=[{"size": 1}], cpu=[{"size": 2}], big_gpu=[{"size": 3}])(three)
     assert [of_both.configurations(name)[0]["size"] for name in PRESETS] == [1, 2, 3, 3]
-    of_gpus = experiment(small=[{"size": 1}], big_gpu=[{"size": 3}])(three)
+    of_gpus = table(small=[{"size": 1}], big_gpu=[{"size": 3}])(three)
     assert of_gpus.configurations("cpu") == []
-    of_all = experiment(small=[{"size": 1}], cpu=[{"size": 2}])(three)
+    of_all = table(small=[{"size": 1}], cpu=[{"size": 2}])(three)
     assert of_all.configurations("big-gpu") == [{"size": 2}]
 
 

@@ -224,11 +224,11 @@ def test_a_plan_for_a_gpu_that_is_not_there_has_its_order_and_its_torch(results,
     runs = said[said.index(next(line for line in said if line.startswith("run 1: "))) :]
     tables = list(dict.fromkeys(line.split(":")[0].strip() for line in runs if line.startswith("  ")))
     asked = "rush/ladder rush/without summary/time_to_loss rush/device_time rush/nulls compilers/fusion amp/quality "
-    asked += "batching/training swiglu/sweep rush/checkpointing profiling/gpu_loops"
+    asked += "batching/training swiglu/sweep rush/checkpointing tool/gpu_loops"
     declared = asked.split()
     assert [name for name in tables if name in declared] == declared
-    assert {*tables[-2:]} == {"compilers/latency", "profiling/gpu_gains"}
-    assert not {"pipelines/formats", "profiling/loops", "compilers/semantics"} & {*tables}
+    assert tables[-1] == "compilers/latency"
+    assert not {"pipelines/formats", "tool/loops", "compilers/semantics"} & {*tables}
     (ladder,) = [line for line in runs if line.startswith("  rush/ladder")]
     assert runs.index(ladder) == 1 and ladder.startswith(f"  rush/ladder: {len(LADDER)} rows")
     assert all(int(line.split()[2]) <= 1500 for line in runs if line.startswith("run "))

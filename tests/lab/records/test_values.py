@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.lab.estimate import EFFECT, NONE, UNDECIDED
-from helpers.lab.records.experiment import ColumnError, Experiment, experiment
+from helpers.lab.records.experiment import ColumnError, Experiment
 from helpers.lab.records.results import Results, with_declared
+from helpers.lab.records.table import OnMachine, table
 from helpers.lab.records.values import (
     TIMES,
     Number,
@@ -124,13 +125,6 @@ def test_two_rows_for_one_number_raise():
         pick(ROWS, "median_ms")
 
 
-def test_a_typed_factor_is_refused_and_a_size_is_none(shown):
-    with pytest.raises(ValueError, match=r"7.7×"):
-        say("The whole is 7.7× as fast.")
-    say(f"On pictures of 256×256 it is {paired(TRIAL)} as fast.", "So use it.")
-    assert shown == [("On pictures of 256×256 it is 2.4× (2.3 to 2.5, 12 pairs) as fast. So use it.", True)]
-
-
 def test_a_sentence_whose_number_is_missing_stays_out_of_the_report(shown):
     say("Both were timed.", f"Compiled takes {lacking('rung compile', 'ms')}.")
     assert ("Both were timed.", True) in shown
@@ -163,15 +157,15 @@ def test_a_cell_runs_with_the_names_of_its_tables_or_says_what_to_run(shown):
     def numbers(rows):
         return SimpleNamespace(ms=pick(rows, "ms", "ms"))
 
-    when(measured.named(numbers))(lambda named: ran.append(f"{named.ms}"))
-    when(measured.named(numbers), empty.named(numbers))(lambda *_: ran.append("both"))
+    when(OnMachine(numbers, (measured,)))(lambda named: ran.append(f"{named.ms}"))
+    when(OnMachine(numbers, (measured,)), OnMachine(numbers, (empty,)))(lambda *_: ran.append("both"))
     assert ran == ["2.00 ms"]
     assert shown == [("*Not measured yet. To measure it: `dlspeed measure chapter/table`.*", False)]
     with pytest.raises(AttributeError, match="it names: ms"):
-        _ = measured.named(numbers).seconds
+        _ = OnMachine(numbers, (measured,)).seconds
 
 
-@experiment(small=[{"size": 1}], columns=["ms", "peak_gib?"])
+@table(small=[{"size": 1}], columns=["ms", "peak_gib?"])
 def declared(size):
     return dict.fromkeys(RETURNED, 1.0)
 

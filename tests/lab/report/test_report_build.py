@@ -90,6 +90,19 @@ print('to stderr', file=sys.stderr)
     assert again.read_bytes() == output.read_bytes()
 
 
+def test_the_machines_of_a_folder_of_records_are_shown_in_place_of_those_that_notebooks_name(project, pages):
+    for machine in ("cpu-mine", "nvidia-mine"):
+        (project / "mine" / machine).mkdir(parents=True)
+        (project / "mine" / machine / "table.csv").write_text("")
+    write(project, "01_first", "# First", code("GPU, CPU = 'theirs', 'cpu-theirs'"), code("f'shown: {GPU} {CPU}'"))
+    assert "shown:nvidia-minecpu-mine" in pages(build(results=project / "mine").read_bytes()).flat
+    assert "shown:theirscpu-theirs" in pages(build().read_bytes()).flat
+    (project / "mine" / "cpu-other").mkdir()
+    (project / "mine" / "cpu-other" / "table.csv").write_text("")
+    with pytest.raises(BuildError, match="several machines of a kind"):
+        build(results=project / "mine")
+
+
 def test_a_notebook_that_fails_is_named_and_changes_nothing(project):
     write(project, "01_first", "# Fine")
     failing = [code(""), code("1 / 0", tags=["raises-exception"]), "text", code("raise KeyError('a\\n  b')")]

@@ -19,7 +19,7 @@ def test_it_is_the_spread_that_was_put_in_and_its_interval_holds_it(true, starts
 
 @pytest.mark.parametrize(("kept", "constant"), [(True, start_noise.KEPT), (False, start_noise.RETURNED)])
 def test_the_recorded_null_trials_say_what_trials_assume(kept, constant):
-    tables = [read(name, "profiling", "nulls") for name in devices(cpu=True)]
+    tables = [read(name, "tool", "nulls") for name in devices(cpu=True)]
     recorded = [noise for table in tables if (noise := start_noise.of_null_trials(table, kept))]
     assert recorded
     assert all(noise.low < constant < noise.high for noise in recorded)

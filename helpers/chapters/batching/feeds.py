@@ -1,0 +1,30 @@
+"""The kinds of batches that are compared, and the ratio of two that took turns."""
+
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from ...lab.estimate import LUCK_HERE, estimate
+from ...lab.records.values import Number, speedup
+from ...training.text_batches import balanced_batches, packed_batches, random_batches
+from .inputs import MAX_LENGTH
+
+BRAIN, BIG_BRAIN, BALANCED, PACKED = STEPS = ("BRAIN", "BIG BRAIN", "k = 10", "packed")
+SPREADS = (1, 5, 10, 20, 50, MAX_LENGTH)  # k
+FEEDS = {
+    BRAIN: partial(random_batches, to_maximum=True),
+    BIG_BRAIN: random_batches,
+    **{f"k = {k}": partial(balanced_batches, k=k) for k in SPREADS},
+    PACKED: packed_batches,
+}
+
+
+def in_turns(rows: pd.DataFrame, variant: str, baseline: str) -> Number | None:
+    """The ratio of the times of a real token by the turns of two variants; None where too few are recorded."""
+    two = rows.set_index("variant").reindex([variant, baseline])
+    if "us_per_token" not in two or two["us_per_token"].isna().any():
+        return None
+    ours, theirs = (np.array(of.split(), dtype=float) for of in two["us_per_token"])
+    paired = estimate([np.log(ours / theirs)], LUCK_HERE)
+    return speedup(paired.row()) if paired else None

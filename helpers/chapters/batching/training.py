@@ -1,0 +1,124 @@
+"""Whole trainings on each kind of batches: time, memory, and what was learned."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import torch
+
+from ...batching.attention import without_cudnn_attention
+from ...lab import Worth, device, half_dtype, peak_memory
+from ...lab.memory import PeakAbove
+from ...lab.records import Row
+from ...lab.records.table import table
+from ...lab.records.values import Number, cost, mean_of, over_runs
+from ...training.language import frequent_words, guess_scores, open_texts, text_task
+from ...training.loop import fit
+from ...training.trainer import Precision, Trainer, mixed_precision
+from .feeds import BALANCED, BIG_BRAIN, BRAIN, PACKED, STEPS
+from .inputs import MAX_LENGTH, compute_dtype, wikitext_of
+
+BY_TOKENS = f"{BALANCED}, loss by tokens"
+DATA = dict(zip(STEPS, ("base", "standard", "balanced", "sequenced"), strict=True)) | {BY_TOKENS: "balanced"}
+TRAINING = "width layers words samples max_length batch_size epochs learning_rate"
+
+
+def _trainings(seeds: int, *sizes: float) -> list[Row]:
+    of_run = dict(zip(TRAINING.split(), sizes, strict=True))
+    return [{"data": data} | of_run | {"seed": seed} for data in DATA for seed in range(seeds)]
+
+
+@table(
+    small=_trainings(1, 32, 1, 500, 48, MAX_LENGTH, 8, 1, 3e-3),
+    cpu=_trainings(3, 128, 2, 2048, 1200, MAX_LENGTH, 8, 1, 3e-3),
+    gpu=_trainings(3, 256, 4, 8192, 10_000, MAX_LENGTH, 16, 1, 1e-3),
+    big_gpu=_trainings(3, 512, 6, 24_725, 20_000, MAX_LENGTH, 64, 1, 3e-4),
+    version=3,
+    columns="train_s peak_gib validation_loss validation_accuracy guess_loss guess_accuracy steps real_tokens source",
+    worth=Worth(20, "a whole training by batching", cpu=23.3, gpu=10, big_gpu=8, on_gpu=8),
+)
+@without_cudnn_attention()
+def training(
+    data: str,
+    width: int,
+    layers: int,
+    words: int,
+    samples: int,
+    max_length: int,
+    batch_size: int,
+    epochs: int,
+    learning_rate: float,
+    seed: int,
+) -> Row:
+    """A whole training of the language model on each kind of batches: time, memory, and what it learned.
+
+    On WikiText where it is on the machine, with its most frequent words alone, else on generated text. All see the same
+    samples; so at the end of an epoch all have seen as many real tokens. `guess_accuracy` is that of always guessing
+    the most frequent token, `guess_loss` that of the tokens' frequencies. On a CPU `peak_gib` is that of a step on the
+    widest batch.
+    """
+    texts = open_texts(path := wikitext_of(samples), samples, max(samples // 8, 1), words)
+    trained, validation = frequent_words(texts, words) if path else texts
+    shape = {"d_model": width, "num_heads": max(width // 64, 1)}
+    sizes = {"shape": (shape, shape), "layers": layers, "max_length": max_length, "dropout": 0.0, "tied": True}
+    sizes |= {"batch_size": batch_size, "learning_rate": learning_rate}
+    real_tokens = int((np.minimum(trained.lengths, max_length + 1) - 1).sum())
+    with PeakAbove() as peak:
+        task = text_task(sizes, (trained, validation), device(), seed, DATA[data], half_dtype())
+        if data == BY_TOKENS:  # a batch of headings has few, and a loss that is their mean
+            mean, loss = real_tokens / task.steps(0), task.loss
+            task = replace(task, loss=lambda logits, batch: loss(logits, batch) * (batch.real / mean))
+        trainer = Trainer(task, Precision() if compute_dtype() == torch.float32 else mixed_precision())
+        with trainer.settings():
+            scores = fit(trainer, epochs=epochs)
+    peak_gib = peak.gib
+    if device().type == "cpu":
+        widest = max(task.batches(0), key=lambda batch: batch.inputs.numel())
+        with trainer.settings():
+            peak_gib = peak_memory(lambda: trainer.step(widest)).peak_gib
+    return {
+        "train_s": scores["epoch_s"],
+        "peak_gib": peak_gib,
+        "validation_loss": scores["validation_loss"],
+        "validation_accuracy": scores["validation_accuracy"],
+        **guess_scores(task),
+        "steps": scores["steps"],
+        "real_tokens": real_tokens * epochs,
+        "source": trained.source,
+    }
+
+
+# Numbers
+
+
+@training.numbers()
+def _(rows: pd.DataFrame) -> SimpleNamespace:
+    """Whole trainings on each kind of batches: means over the seeds, and by how much losses exceed random batches'."""
+    metrics = ["steps", "train_s", "peak_mib", "validation_loss", "guess_loss", "validation_accuracy", "guess_accuracy"]
+    groups = rows.assign(peak_mib=1024 * rows["peak_gib"]).groupby("data", sort=False)
+    shown = groups[metrics].mean().assign(std=groups["validation_loss"].std())
+    shown = shown[[*metrics[:4], "std", *metrics[4:]]].rename(columns={"std": "loss, std"})
+    shown.columns = [name.removeprefix("validation_").replace("guess_", "guess ") for name in shown]
+    losses, seconds = (
+        rows.pivot(index="seed", columns="data", values=name).reindex(columns=[*STEPS, BY_TOKENS])
+        for name in ("validation_loss", "train_s")
+    )
+    first, seeds = rows.iloc[0], rows["seed"].nunique()
+    return SimpleNamespace(
+        table=shown.reset_index(),
+        sizes=f"{seeds} seed{'s' * (seeds > 1)}, {first['real_tokens']:,} real tokens, width {first['width']}, "
+        f"batches of {first['batch_size']}, samples cut to {first['max_length']} tokens",
+        batch=int(first["batch_size"]),
+        packed_speedup=over_runs(seconds[BRAIN], seconds[PACKED]),
+        packed_over_longest=over_runs(seconds[BIG_BRAIN], seconds[PACKED]),
+        packed_s=Number(seconds[PACKED].mean(), "s", missing=PACKED),
+        balanced_s=Number(seconds[BALANCED].mean(), "s", missing=BALANCED),
+        balanced_speedup=over_runs(seconds[BRAIN], seconds[BALANCED]),
+        balanced_excess=mean_of(losses[BALANCED] - losses[BIG_BRAIN], "nats", BALANCED),
+        balanced_gap=Number((losses[BALANCED] - losses[BIG_BRAIN]).mean(), "nats", missing=BALANCED, decimals=2),
+        by_tokens_excess=mean_of(losses[BY_TOKENS] - losses[BIG_BRAIN], "nats", BY_TOKENS),
+        packed_excess=mean_of(losses[PACKED] - losses[BIG_BRAIN], "nats", PACKED),
+        cost=SimpleNamespace(balanced=cost(rows, "data", BALANCED, BRAIN), packed=cost(rows, "data", PACKED, BRAIN)),
+        seeds_differ=float(losses[BIG_BRAIN].max() - losses[BIG_BRAIN].min()),
+    )

@@ -1,0 +1,295 @@
+"""The ladder: each change of a training loop, what it brings over the rung that it stands on, and the best one."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pandas as pd
+
+from ...lab import Worth, device
+from ...lab.estimate import LUCK, NONE, UNDECIDED
+from ...lab.records import Row
+from ...lab.records.table import table
+from ...lab.records.values import (
+    PERCENT,
+    TIMES,
+    Number,
+    cost,
+    derived,
+    in_unit,
+    lacking,
+    of_class,
+    over,
+    pick,
+    speedup,
+    timed,
+)
+from ...rush import CPU_LADDER, LADDER
+from ...rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS, first_loss
+from ...rush.rates import FLOAT8, float8_share, flops_per_token, matmul_share, parameters, product_type, recorded_rates
+from ...rush.setup import CHANGES, LADDERS, START, Setup, climb, stands_on
+from ..swiglu.ceilings import ceilings
+from .pairs import pairs
+from .peers import peers
+from .setups import (
+    FULL,
+    HEADLINES,
+    MEDIUM,
+    ON_CPU,
+    PAIRED,
+    RUN_PAIRED,
+    SMALL,
+    TINY,
+    apart,
+    beside,
+    missing,
+    run_apart,
+    setup_of,
+)
+from .transformers_llama import ALIKE
+
+
+@table(
+    small=[SMALL | {"step": step} for step in ("no optimisation", "fused AdamW", "FlashAttention", "batch 2")],
+    cpu=[ON_CPU | {"step": step} for step in CPU_LADDER],
+    gpu=[MEDIUM | PAIRED | {"step": step} for step in LADDER],
+    big_gpu=[FULL | PAIRED | {"step": step} for step in LADDER],
+    version=3,
+    missing=missing,
+    columns=RUN_PAIRED + " seed_loss?",
+    worth=Worth(
+        100,
+        "each change of the ladder, with loss, memory and MFU",
+        cpu=21.9,
+        gpu=20,
+        big_gpu=15.5,
+        headline={"step": HEADLINES},
+        on_gpu=1,
+        one_run=True,
+    ),
+)
+def ladder(model: str, sequence: int, step: str, trial_s: float = 0.0) -> Row:
+    """Each step of the ladder: speed, memory, and the loss after equally many training steps on the same text.
+
+    On a GPU, whose trainers can live in one process, in turns with the step that it stands on (on a CPU: `pairs`).
+    Where a step changes what is computed, `seed_loss` is the loss of the step that it stands on with another seed.
+    """
+    setup = setup_of(model, sequence, step)
+    if step == START:
+        return run_apart(setup)
+    below = stands_on(step, device().type)
+    baseline = setup_of(model, sequence, below)
+    row = beside(setup, below, baseline, trial_s) if trial_s else run_apart(setup)
+    if LADDERS[device().type][1].get(step) != CHANGES:
+        return row
+    return row | {"seed_loss": apart(baseline, first_loss, baseline.possible(device()), seed=1)}
+
+
+# Numbers
+
+MIXED, ONEDNN = "mixed precision", "fp32 products by oneDNN"
+NAMED = {"fp32": ONEDNN, "tf32": "TF32", "mixed": MIXED, "flash": "FlashAttention", "compiled": "compile"}
+NAMED |= {"adamw": "fused AdamW"}
+KEPT = ["rung", "gain", "baseline", "tokens/s", "step_ms", "mfu", "matmul_share", "product_tflops", "peak_gib", "loss"]
+LEFT = ["rung", "baseline", "gain", "compile_s", "peak_gib", "loss"]
+ROUNDING = 10  # times what losses of the same training differ by from rung to rung: less than two seeds do
+ANOTHER = "trains to another loss"
+HEADS = {"gain": "speedup", "mfu": "MFU", "matmul_share": "share of matmul rate", "product_tflops": "matmul, TFLOP/s"}
+
+
+@ladder.numbers(beside=[ceilings, pairs, peers])
+def _(rows: pd.DataFrame, ceilings: pd.DataFrame, trials: pd.DataFrame, peers: pd.DataFrame) -> SimpleNamespace:
+    """Each rung against its baseline, by `trials` where there are any, and against matrix products of its own type.
+
+    Their rates are those of the recorded `ceilings`, which all else is compared with, too.
+    `best` is what the best rung reaches in all timings of its setup, also in those beside its peers; `rung` has the
+    gains of some rungs by name.
+    """
+    kind, first = kind_of(rows), rows.iloc[0]
+    _, left = LADDERS[kind]
+    trials = _trials(rows, trials)
+    measured = _rungs(rows, trials, _rates(rows, ceilings))
+    apart = _trains_apart(measured, left)
+    no_gain = lacking("a gain at the same loss", TIMES)
+    measured["gain"] = [no_gain if other else gain for other, gain in zip(apart, measured["gain"], strict=True)]
+    rungs, others = measured[~measured["rung"].isin(left)], measured[measured["rung"].isin(left)]
+    best = _best(rungs[~apart[rungs.index]], trials)
+    gains = dict(zip(measured["rung"], measured["gain"], strict=True))
+    kept = {name: gains[name] for name in rungs["rung"] if gains[name].measured}
+    ranked = sorted(kept.items(), key=lambda item: -item[1].value)
+    most = [*ranked, *[("", lacking("more rungs of the ladder", TIMES))] * 3][:3]
+    total = _speedup(rows, trials, best["rung"], START)
+    rung = _by_name(gains, rungs, kind)
+    costs = {
+        name: cost(rows, "step", after, stands_on(after, kind) if after in LADDERS[kind][0] else None)
+        for name, after in NAMED.items()
+    }
+    return SimpleNamespace(
+        job=f"{first['model']}, sequences of {int(first['sequence'])} tokens, {first['text']}",
+        model=first["model"],
+        rungs=_named_baselines(timed(rungs, KEPT)).rename(columns=HEADS),
+        left=others[LEFT]
+        .rename(columns={"rung": "change"} | HEADS)
+        .assign(note=others["rung"].map(left).where(~apart[others.index], ANOTHER)),
+        gains=gains,
+        forest=kept | {"all together": total},
+        without=SimpleNamespace(none=of_class(kept, NONE), undecided=of_class(kept, UNDECIDED)),
+        largest=[SimpleNamespace(rung=name, gain=gain) for name, gain in most],
+        total=total,
+        best=_reached(best, first, _timings(best, trials, peers)),
+        start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
+        losses=_losses(measured, best, kind),
+        rung=rung,
+        cost=SimpleNamespace(**costs, total=cost(rows, "step", best["rung"], START)),
+    )
+
+
+def _named_baselines(rungs: pd.DataFrame) -> pd.DataFrame:
+    """Without the baselines that are the row above; without the column, if all are."""
+    rungs = rungs.assign(baseline=rungs["baseline"].where(rungs["baseline"] != rungs["rung"].shift()))
+    return rungs if rungs["baseline"].notna().any() else rungs.drop(columns="baseline")
+
+
+def _trains_apart(measured: pd.DataFrame, left: dict[str, str]) -> pd.Series:
+    """Whether a rung's loss differs from its baseline's by more than that of two seeds: its speed is no gain then.
+
+    Where a row has the baseline's loss of another seed, that is measured. Else, for rungs that change what is computed,
+    it is `ROUNDING` times what the losses of all others differ by.
+    """
+    losses = measured.set_index("rung")["loss"]
+    before = measured["baseline"].map(losses)
+    apart = (measured["loss"] - before).abs()
+    seeds = (measured.reindex(columns=["seed_loss"])["seed_loss"].astype(float) - before).abs()
+    changing = measured["rung"].map(left) == CHANGES
+    alike = measured.loc[~changing, "loss"]
+    of_two_seeds = seeds.max() if seeds.notna().any() else ROUNDING * (alike.max() - alike.min())
+    return (apart > of_two_seeds) & (changing | seeds.notna().any())
+
+
+def _by_name(gains: dict[str, Number], rungs: pd.DataFrame, kind: str) -> SimpleNamespace:
+    """The gains of single rungs; `attention` is that of FlashAttention in memory."""
+    flash = NAMED["flash"]
+    before, after = (pick(rungs, "peak_gib", rung=name) for name in (stands_on(flash, kind), flash))
+    return SimpleNamespace(
+        **{name: gains.get(rung, lacking(rung, TIMES)) for name, rung in NAMED.items()},
+        attention=replace(over(before, after), derivation="allocated bytes"),
+        compile_s=pick(rungs, "compile_s", "s", 0, rung="compile"),
+    )
+
+
+def _reached(best: pd.Series, first: pd.Series, timings_ms: Iterable[float]) -> SimpleNamespace:
+    """The best rung's tokens/s and its share of the matmul rate: the median of its timings, the least and the largest.
+
+    `causal` is the share if half of attention's operations count.
+    """
+    operations = flops_per_token(first["model"], int(first["sequence"]))
+    causal = (operations + 6 * parameters(first["model"])) / 2 / operations
+    rates = pd.Series([best["tokens/s"] * best["step_ms"] / ms for ms in timings_ms])
+    shares = rates * best["matmul_share"] / best["tokens/s"]
+    return SimpleNamespace(
+        rung=best["rung"],
+        rate=_range(rates, "tokens/s"),
+        share=_range(shares, PERCENT),
+        causal=_range(causal * shares, PERCENT),
+        timings=derived(len(rates), "counted", "", 0),
+    )
+
+
+def _losses(measured: pd.DataFrame, best: pd.Series, kind: str) -> SimpleNamespace:
+    """The losses of the plain loop and of the best rung, and the rung whose loss is furthest from the former."""
+    start = pick(measured, "loss", decimals=3, rung=START)
+    apart = (measured["loss"] - float(start)).abs().fillna(0)
+    return SimpleNamespace(
+        start=start,
+        best=Number(best["loss"], decimals=3),
+        mixed=pick(measured, "loss", decimals=3, rung=MIXED),
+        apart=Number(apart.max(), decimals=3) if start.measured else start,
+        rung=measured.loc[apart.idxmax(), "rung"],
+        steps=derived(ON_CPU_LOSS_STEPS if kind == "cpu" else LOSS_STEPS, "counted", "", 0),
+    )
+
+
+def _trials(rows: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
+    """The pairs of rungs: those that a GPU's ladder has in its rows, and those of a table of their own."""
+    of_rows = in_pairs(rows)
+    given = [table for table in (of_rows.assign(rung=of_rows["step"]), trials) if len(table)]
+    return pd.concat(given) if given else pd.DataFrame(columns=["baseline", "rung"])
+
+
+def in_pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that took turns with a baseline."""
+    return rows.reindex(columns=rows.columns.union(["ratio", "baseline"])).dropna(subset="ratio")
+
+
+def _best(rungs: pd.DataFrame, trials: pd.DataFrame) -> pd.Series:
+    """The rung that was tried against the plain loop, else the fastest."""
+    before = dict(zip(rungs["rung"], rungs["baseline"], strict=True))
+    whole = [rung for rung in trials.loc[trials["baseline"] == START, "rung"] if before.get(rung, START) != START]
+    return rungs.loc[rungs["rung"] == whole[-1]].iloc[0] if whole else rungs.loc[rungs["tokens/s"].idxmax()]
+
+
+def _timings(best: pd.Series, trials: pd.DataFrame, peers: pd.DataFrame) -> Iterator[float]:
+    """Milliseconds of a step of the best rung, wherever they were recorded."""
+    yield best["step_ms"]
+    yield from trials.reindex(columns=["rung", "median_ms"]).query("rung == @best.rung")["median_ms"].dropna()
+    if len(peers) and not best["rung"].startswith("batch "):  # the peers' is smaller
+        yield from peers.loc[~peers["variant"].str.endswith(ALIKE), "baseline_ms"]
+
+
+def _range(values: pd.Series, unit: str) -> Number:
+    """Their median, between the least and the largest."""
+    return Number(float(values.median()), unit, values.min(), values.max(), decimals=0)
+
+
+def kind_of(rows: pd.DataFrame) -> str:
+    return "cpu" if rows["preset"].iloc[0] == "cpu" else "cuda"
+
+
+def _type(rung: str, kind: str) -> str:
+    """The type that a rung multiplies in."""
+    return product_type(climb(Setup(model=TINY), kind)[rung].precision)
+
+
+def _rates(rows: pd.DataFrame, ceilings: pd.DataFrame) -> dict[str, float]:
+    """TFLOP/s of products by type: the recorded ceilings; of a type that they lack, the best that a rung measured."""
+    types = rows["step"].map(lambda rung: _type(rung, kind_of(rows)))
+    known = recorded_rates(ceilings) if len(ceilings) else {}
+    return rows.groupby(types)["product_tflops"].max().to_dict() | known
+
+
+def _shares(rows: pd.DataFrame, rates: dict[str, float]) -> list[float]:
+    """Each rung's share of the rate of products in its own type, its float8 products by float8's."""
+    model, sequence, kind = rows["model"].iloc[0], int(rows["sequence"].iloc[0]), kind_of(rows)
+    flops, setups = flops_per_token(model, sequence), climb(Setup(model=model, sequence=sequence), kind)
+    shares = []
+    for rung, tokens_per_s in zip(rows["step"], rows["tokens_per_s"], strict=True):
+        float8 = float8_share(model, sequence) if setups[rung].float8 != "none" and FLOAT8 in rates else 0.0
+        tflops = rates[_type(rung, kind)]
+        shares.append(matmul_share(flops * tokens_per_s, tflops, rates.get(FLOAT8, 0.0), float8))
+    return shares
+
+
+def _rungs(rows: pd.DataFrame, trials: pd.DataFrame, rates: dict[str, float]) -> pd.DataFrame:
+    """The measured rungs in the ladder's order, each with its baseline and its speedup over that."""
+    kind = kind_of(rows)
+    order = [name for name in (START, *LADDERS[kind][0]) if name in set(rows["step"])]
+    tflops = [rates[_type(rung, kind)] for rung in rows["step"]]
+    rungs = rows.assign(matmul_share=_shares(rows, rates), product_tflops=tflops)
+    rungs = rungs.set_index("step", drop=False).loc[order]
+    rungs = rungs.rename(columns={"step": "rung", "tokens_per_s": "tokens/s"}).reset_index(drop=True)
+    rungs["baseline"] = [None if name == START else stands_on(name, kind) for name in order]
+    return rungs.assign(gain=[_speedup(rows, trials, n, b) for n, b in zip(order, rungs["baseline"], strict=True)])
+
+
+def _speedup(rows: pd.DataFrame, trials: pd.DataFrame, step: str, baseline: str | None) -> Number:
+    """How many times as many tokens/s a step trains as another one: of their trial, else of their rows.
+
+    Each row is of a process of its own.
+    """
+    if baseline is None:
+        return lacking("a rung before the first", TIMES)
+    together = trials[(trials["rung"] == step) & (trials["baseline"] == baseline)]
+    if len(together):
+        return speedup(together.iloc[0], 2)
+    rate, base = (pick(rows, "tokens_per_s", step=name) for name in (step, baseline))
+    return in_unit(over(rate, base, LUCK), TIMES, 2)

@@ -1,0 +1,75 @@
+"""What needs no rows: how many GPUs scale, and the speed of well-known models on GPUs that aren't there."""
+
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ... import fit
+from ...distributed import Job
+from ...fit.speed import left_out, published
+from ...lab import cards
+from ...lab.memory import GIB
+from ...lab.records.values import PERCENT, derived
+from ...rush.rates import flops_per_token
+
+SHARDED = ("ddp", "zero2", "zero3")
+PLANNED: dict[str, Any] = {"precision": "amp-bf16", "checkpointing": "full"}
+STRATEGIES = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
+SHOWN_RANKS = (2, 4, 8, 64, 512)
+SCALED: dict[str, Any] = {"model": "llama-3.1-8b", "sequence": 4096}  # of a GPU, one sequence
+ASSUMED_MFU = 0.5  # of the computation without communication
+GPUS = ("t4", "rtx4090", "a100_80gb", "h100_80gb", "b200")
+TRAININGS: dict[str, Any] = {
+    "GPT-2 124M": {"layers": 12, "width": 768, "vocab": 50304, "seq": 1024, "micro_batch": 16},
+    "Llama-3.2-1B": fit.Plan(model="llama-3.2-1b", sequence=2048, batch=4),
+    "Llama-3.1-8B on 8": fit.Plan(model="llama-3.1-8b", sequence=2048, batch=8, strategy="zero3", ranks=8),
+}
+
+
+def scaling() -> SimpleNamespace:
+    """The predicted share of a step that computes, by links, strategy and number of GPUs: no rows are needed."""
+    flops_ms = ASSUMED_MFU * 1e9 * cards.card("H200").bf16_tflops
+    compute_ms = flops_per_token(**SCALED) * SCALED["sequence"] / flops_ms
+    lines = []
+    for cluster, strategy in product(fit.CLUSTERS, SHARDED):
+        line = {"cluster": cluster.name, "strategy": STRATEGIES[strategy]}
+        for ranks in SHOWN_RANKS:
+            job = Job(strategy=strategy, batch=ranks, **SCALED, **PLANNED)
+            line[f"{ranks} GPUs"] = fit.predict(job, ranks, cluster, compute_ms)["efficiency"]
+        lines.append(line)
+    return SimpleNamespace(efficiency=pd.DataFrame(lines))
+
+
+def _fits(plan: fit.Plan, card: fit.Card) -> str:
+    gib = fit.peak(plan).bytes / GIB
+    return "yes" if gib <= card.memory_gib else f"no: {gib:.0f} of {card.memory_gib:.0f} GiB"
+
+
+def published_speed() -> SimpleNamespace:
+    """Tokens/s of well-known models by GPU, as predicted, and the predictions of published runs: no rows are needed."""
+    rows = []
+    for model, plan in TRAININGS.items():
+        for gpu in GPUS:
+            row = fit.speed((fit.plan_run(plan) if isinstance(plan, fit.Plan) else plan) | {"gpu": gpu})
+            near = row["nearest"][0]
+            rows.append(
+                {
+                    "model": model,
+                    "GPU": gpu,
+                    "tokens/s a GPU": f"{row['tokens_per_s_gpu']:,.0f}",
+                    "band": f"{row['low']:,.0f} to {row['high']:,.0f}",
+                    "fits": _fits(plan, cards.card(gpu)) if isinstance(plan, fit.Plan) else "",
+                    "bound by": row["bound"],
+                    "nearest published run": f"{near['model']} on {near['gpu']}: {near['tok_s_gpu']:,.0f}",
+                }
+            )
+    runs = pd.DataFrame(published()).assign(predicted=left_out())
+    errors = (runs["predicted"] / runs["tok_s_gpu"] - 1).abs()
+    weights = runs.groupby("source")["source"].transform("size") ** -0.5  # as in the fit: two sources have nearly all
+    shares = np.quantile(errors, (0.5, 0.9), weights=weights, method="inverted_cdf")
+    median, p90 = (derived(share, "arithmetic over published runs", PERCENT, 0) for share in shares)
+    count, sources = (derived(number, "counted", "", 0) for number in (len(runs), runs["source"].nunique()))
+    return SimpleNamespace(table=pd.DataFrame(rows), runs=runs, count=count, sources=sources, median=median, p90=p90)

@@ -1,0 +1,7 @@
+"""Chapter 4's tables, a file each."""
+
+from .ceilings import ceilings  # isort: skip
+from .peers import peers  # isort: skip
+from .accuracy import accuracy  # isort: skip
+from .training import training  # isort: skip
+from .sweep import growth, sweep  # isort: skip

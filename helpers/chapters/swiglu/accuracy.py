@@ -1,0 +1,60 @@
+"""The rounding error of each level, in each type, against fp64."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import torch
+
+from ...lab import Worth, device
+from ...lab.records import Row
+from ...lab.records.table import table
+from ...lab.records.values import PERCENT, pick
+from ...lab.timing import relative_error
+from ...swiglu import MemoryOptimizedSwigluMLP, SwigluMLP
+from .layers import train_step
+from .sizes import LEVEL, NAMES, at_each_level
+
+GRADIENTS = ("output", "grad_x", "grad_W", "grad_V", "grad_U")
+
+
+@table(
+    small=at_each_level([{"dtype": "float32"}]),
+    cpu=at_each_level([{"dtype": dtype} for dtype in ("float32", "bfloat16")]),
+    big_gpu=at_each_level([{"dtype": dtype} for dtype in ("float32", "bfloat16", "float16")]),
+    columns=[f"{layer}{tensor}_error" for layer in ("", "plain_") for tensor in GRADIENTS],
+    timed=False,
+    worth=Worth(2, "the error of each level in each type", cpu=0.6, gpu=1, big_gpu=0.8),
+)
+def accuracy(dtype: str, checkpoint_level: int) -> Row:
+    """Relative error of the output and of each gradient against fp64, and the plain module's in the same type."""
+    torch.manual_seed(0)  # the same data for every level
+    hidden, intermediate, tokens = (1024, 4096, 2048) if device().type == "cuda" else (64, 256, 128)
+    exact = SwigluMLP(hidden, intermediate, device=device(), dtype=torch.float64)
+    x = torch.randn(tokens, hidden, device=device(), dtype=torch.float64, requires_grad=True)
+    l = torch.randn(tokens, hidden, device=device(), dtype=torch.float64)
+    expected = train_step(exact, exact, x, l)()
+    low = {"device": device(), "dtype": getattr(torch, dtype)}
+    x_low, l_low = x.detach().to(**low).requires_grad_(), l.to(**low)
+    plain = SwigluMLP(hidden, intermediate, **low)
+    plain.load_state_dict(exact.state_dict())
+    ours = MemoryOptimizedSwigluMLP.from_plain(plain, checkpoint_level)
+    row: Row = {}
+    for name, layer in (("", ours), ("plain_", plain)):
+        computed = train_step(layer, layer, x_low, l_low)()
+        for tensor, a, b in zip(GRADIENTS, computed, expected, strict=True):
+            row[f"{name}{tensor}_error"] = relative_error(a, b)
+    return row
+
+
+@accuracy.numbers()
+def _(rows: pd.DataFrame) -> SimpleNamespace:
+    """The largest relative errors against fp64, of the plain module, the exact levels and level 3."""
+    lines = []
+    for dtype, of_dtype in rows.groupby("dtype", sort=False):
+        rounds = of_dtype[LEVEL] == 3
+        layers = {"plain module": (of_dtype, "plain_"), "levels 0 to 2": (of_dtype[~rounds], "")}
+        for layer, (of_layer, prefix) in (layers | {"level 3": (of_dtype[rounds], "")}).items():
+            errors = {name: of_layer[f"{prefix}{name}_error"].max() for name in GRADIENTS}
+            lines.append({"dtype": NAMES[dtype], "layer": layer} | errors)
+    rounded = pick(rows, "grad_W_error", PERCENT, 1, dtype="float32", checkpoint_level=3)
+    return SimpleNamespace(table=pd.DataFrame(lines), rounded=rounded)

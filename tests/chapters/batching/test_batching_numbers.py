@@ -1,0 +1,134 @@
+"""Chapter 2's numbers, from rows made by hand."""
+
+import pandas as pd
+import pytest
+
+from helpers.chapters import batching
+
+TRAININGS = pd.DataFrame(
+    [
+        {"data": data, "seed": seed, "validation_loss": loss + 0.1 * seed, "validation_accuracy": 0.3, "steps": 10}
+        for data, losses in {"BIG BRAIN": (4.0, 4.0, 4.0), "k = 10": (5.0, 5.1, 4.9), "packed": (3.9, 4.2, 4.0)}.items()
+        for seed, loss in enumerate(losses)
+    ]
+).assign(
+    train_s=2.0,
+    peak_gib=0.5,
+    guess_loss=5.7,
+    guess_accuracy=0.1,
+    real_tokens=1000,
+    width=8,
+    batch_size=8,
+    max_length=128,
+)
+
+
+def test_a_loss_is_judged_by_its_interval_over_the_seeds():
+    training = batching.training.of_rows(TRAININGS)
+    assert training.seeds_differ == pytest.approx(0.2)
+    assert f"{training.balanced_excess}" == "1.00 nats (0.75 to 1.25, 3 pairs)"
+    assert training.balanced_excess.at_most(training.seeds_differ).outcome == "does not hold"
+    assert training.packed_excess.at_most(training.seeds_differ).outcome == "undecided"
+    assert training.table["peak_mib"].tolist() == [512] * 3
+    assert training.table.loc[1, "loss"] == pytest.approx(5.1)
+
+
+@pytest.mark.parametrize("missing", [TRAININGS["data"] != "k = 10", TRAININGS["seed"] == 0])
+def test_losses_of_too_few_trainings_are_not_measured(missing):
+    training = batching.training.of_rows(TRAININGS[missing])
+    assert training.balanced_excess.at_most(0.1).outcome == "not measured"
+
+
+def epoch(variant, size, rate, padding):
+    times = dict.fromkeys(("min_ms", "mean_ms", "median_ms", "max_ms", "epoch_s", "p25_ms"), 1.0) | {"p75_ms": 1.1}
+    row = {"variant": variant, "batch_size": size, "real_tokens_per_s": rate, "padding_share": padding, "batches": 9}
+    return row | times | {"loader_s": None, "samples": 24, "width": 8, "dtype": "float32", "source": "text"}
+
+
+EPOCHS = pd.DataFrame(
+    [
+        epoch("BRAIN", 4, 100.0, 0.8),
+        epoch("k = 10", 4, 600.0, 0.05),
+        epoch("packed", 4, 900.0, 0.01),
+        epoch("BRAIN", 16, 50.0, 0.75),
+        epoch("k = 10", 16, 400.0, 0.06),
+    ]
+)
+
+
+def test_gains_are_those_of_the_better_batch_size_and_the_bound_follows_from_padding():
+    times = batching.batch_time.of_rows(EPOCHS)
+    assert (times.sizes, [len(table) for table in times.tables]) == ([4, 16], [3, 2])
+    assert (
+        f"{times.balanced}, {times.packed}, {times.bound}"
+        == "8.0× (7.5 to 8.6, unpaired), 9.0× (8.4 to 9.6, unpaired), 5.0×"
+    )
+    assert (f"{times.brain_padding}", f"{times.balanced_padding}") == ("80%", "6.0%")
+    assert times.largest.at_most(float(times.bound)).outcome == "does not hold"
+    assert times.big_brain.at_least(1).outcome == "not measured"
+    assert times.against_brain.loc["k = 10"].tolist() == [6, 8]
+    turns = {"BRAIN": "80 80 80 80", "k = 10": "9.9 10 10.1 10"}
+    paired = EPOCHS.assign(us_per_token=[turns.get(name) for name in EPOCHS["variant"]])
+    assert f"{batching.batch_time.of_rows(paired).balanced}" == "8.0× (7.9 to 8.1, 4 pairs)"
+
+
+def steps(variants, **columns):
+    rows = [{"variant": name, "real_tokens_per_s": rate} for name, rate in variants.items()]
+    shape = {"layers": 2, "width": 8, "dtype": "float32", "batch_size": 4, "median_ms": 1.0, "p20_ms": 1.0}
+    return pd.DataFrame(rows).assign(preset="cpu", **shape, p80_ms=1.0, n=5, **columns)
+
+
+def test_the_fastest_of_several_variants_is_quoted():
+    rates = {"equally long, no padding": 10.0, "BRAIN": 1.0, "packed, dense": 5.0, "packed, varlen": 9.0}
+    trained = steps(rates, ratio_to_no_padding=[rate / 10 for rate in rates.values()])
+    throughput = batching.throughput.of_rows(trained)
+    assert (throughput.fastest, f"{throughput.packed}", f"{throughput.gain}") == (
+        "packed, varlen",
+        "90%",
+        "9.0× (unpaired)",
+    )
+    assert not throughput.balanced.measured
+    paired = trained.assign(us_per_token=["1 1 1 1", "10.1 10 10 9.9", "2 2.02 2 2.02", "1.1 1.1 1.1 1.1"])
+    assert f"{batching.throughput.of_rows(paired).alone}" == "5.0× (4.9 to 5.1, 4 pairs)"
+    on_gpu = batching.throughput.of_rows(paired.assign(preset="gpu"))  # where padded batches have varlen's kernel
+    assert f"{on_gpu.alone}" == f"{on_gpu.gain}" == "9.1× (9.0 to 9.2, 4 pairs)"
+    flex = paired.iloc[[3]].assign(variant="packed, flex", us_per_token="1 1 1 1", ratio_to_no_padding=1.0)
+    with_flex = pd.concat([paired, flex]).assign(preset="gpu")
+    faster = batching.throughput.of_rows(with_flex)
+    assert f"{faster.kernel}" == "1.10× (1.09 to 1.11, 4 pairs)"
+    assert f"{faster.alone}" == f"{on_gpu.alone}", "the padded batches' kernel"
+    assert faster.table["attention"].tolist() == ["causal", "causal", "dense", "varlen", "flex"]
+    host = batching.throughput.of_rows(with_flex.assign(device_share=[0.99, 0.99, 0.99, 0.99, 0.7]))
+    assert "isn't host-bound" in f"{host.kernel}" and host.alone.measured
+
+
+def attended(tokens, times_ms, baseline):
+    shape = {"heads": 2, "head_dim": 8, "build_ms": 0.1, "peak_gib": 0.1, "p20_ms": 1.0, "p80_ms": 1.0}
+    rows = [{"variant": name, "median_ms": ms, "ratio": ms / times_ms[baseline]} for name, ms in times_ms.items()]
+    return pd.DataFrame(rows).assign(tokens=tokens, baseline=baseline, baseline_ms=times_ms[baseline], **shape)
+
+
+def test_attention_within_documents_is_compared_with_the_padded_batch():
+    times_ms = {"dense": 100.0, "flex": 1.0, "varlen": 2.0, "causal, leaking": 20.0, "padded, causal": 4.0}
+    rows = pd.concat([attended(64, times_ms, "padded, causal"), attended(32, times_ms, "padded, causal")])
+    named = batching.attention.of_rows(rows)
+    assert (f"{named.within}", named.fastest, named.tokens) == ("4.0× (unpaired)", "flex", 64)
+    assert "time, padded, causal = 1" in named.table
+    host = batching.attention.of_rows(rows.assign(device_share=[0.99, 0.5, 0.99, 0.99, 0.99] * 2))
+    assert (f"{host.within}", host.fastest) == ("2.0× (unpaired)", "varlen")
+    host = batching.attention.of_rows(rows.assign(device_share=0.5))
+    assert "isn't host-bound" in f"{host.within}" and "device_share" in host.table
+    on_cpu = batching.attention.of_rows(attended(64, {"dense": 9.0, "varlen": 3.0}, "dense"))
+    assert "padded batch" in f"{on_cpu.within}"
+
+
+def test_samplers_are_tabled_by_size():
+    scaling = pd.DataFrame({"samples": [10**4, 10**6], "variant": "BalancedBatchSampler", "init_s": [0.001, 0.05]})
+    scaling = batching.sampler_scaling.of_rows(scaling.assign(first_batch_ms=1.0, batch_us=[5.0, 4.0]))
+    assert scaling.table["init, ms: ours"].tolist() == [1, 50]
+    assert f"{scaling.growth}" == "0.80× (unpaired)"
+    padded = pd.DataFrame(
+        {"samples": 100, "batch_size": [4, 8], "variant": "BRAIN", "candidate_share": 1.0, "fill": 1.0}
+    )
+    table = batching.padding.of_rows(padded.assign(padding_share=[0.8, 0.9])).table
+    assert table.loc[0, ["padding, batch 4, %", "padding, batch 8, %"]].tolist() == ["80.0", "90.0"]

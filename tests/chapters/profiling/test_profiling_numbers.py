@@ -1,0 +1,56 @@
+"""Chapter 3's numbers, from rows made by hand."""
+
+import pandas as pd
+
+from helpers.chapters import profiling
+
+
+def test_findings_are_counted_by_loop_and_nothing_is_none():
+    rows = pd.DataFrame(
+        {
+            "pipeline": ["vit", "vit", "vit", "gpt"],
+            "variant": ["slow", "slow", "fixed", "slow"],
+            "rank": [0, 1, 0, 0],
+            "finding": ["loader", "fp32 products", "nothing", "padding"],
+            "where": ["a/b.py:3 in f", None, None, None],
+            "gain_ms": [5.0, 2.0, None, 1.0],
+            "gain_share": [0.5, 0.2, None, 0.1],
+            "evidence": ["waits", "slow", None, "pads"],
+            "commit": "0123456789",
+        }
+    )
+    result = profiling.diagnose.of_rows(rows)
+    assert [float(result.vit.slow), float(result.vit.fixed), float(result.gpt.slow)] == [2, 0, 1]
+    assert not result.gpt.fixed.measured
+    assert result.largest["source line"].tolist() == ["b.py:3", "", ""]
+
+
+def fix(name, us, width=0.1):
+    row = {"fix": name, "us_per_target": us, "baseline_us_per_target": 100.0, "ratio": us / 100, "pairs": 7}
+    return row | {"low": us / 100 - width, "high": us / 100 + width}
+
+
+def test_fixes_are_ordered_by_effect():
+    fixes = profiling.vit_fixes.of_rows(
+        pd.DataFrame([fix("workers", 99.0), fix("decode_once", 50.0), fix("all", 25.0)])
+    )
+    assert fixes.table["fix"].tolist() == ["decode_once", "workers", "all"]
+    assert (fixes.largest, f"{fixes.largest_gain:1}") == ("decode_once", "2.0× (1.7 to 2.5, 7 pairs)")
+    assert f"{fixes.together:brief}" == "4.0×"
+
+
+def test_fixes_of_a_gpu_that_measured_one():
+    fixes = profiling.gpt_fixes.of_rows(pd.DataFrame([fix("packed", 50.0)]))
+    assert fixes.second == "" and not fixes.together.measured
+
+
+def test_a_loop_that_is_not_measured_is_a_number_that_says_so():
+    rows = pd.DataFrame(
+        {"pipeline": ["vit", "vit"], "variant": ["slow", "fixed"], "seed": [0, 0], "epochs": [3, 3]}
+        | {"epoch_s": [8.0, 2.0], "train_loss": [1.0, 1.1], "validation_accuracy": [0.4, 0.5]}
+        | {"constant_accuracy": [0.25, 0.25], "source": ["some photos", "some photos"]}
+    )
+    runs = profiling.whole_runs.of_rows(rows)
+    assert runs.data == "some photos"
+    assert runs.vit.speedup.at_least(3).outcome == "holds"
+    assert runs.gpt.speedup.at_least(3).outcome == "not measured"

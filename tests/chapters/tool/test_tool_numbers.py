@@ -1,0 +1,87 @@
+"""The numbers of the tool's own trials, from rows made by hand."""
+
+import json
+
+import pandas as pd
+
+from helpers.chapters import tool
+from helpers.chapters.tool.baselines import baselines
+from helpers.chapters.tool.cases import PAGE
+
+
+def test_trials_of_a_program_against_itself_are_counted():
+    rows = pd.DataFrame(
+        [
+            {"trial_s": 20.0, "ratio": 1.01, "low": 0.99, "high": 1.03, "verdict": "no difference above 4 %"},
+            {"trial_s": 20.0, "ratio": 1.02, "low": 1.01, "high": 1.03, "verdict": "no difference above 4 %"},
+            {"trial_s": 20.0, "ratio": 0.94, "low": 0.92, "high": 0.96, "verdict": "faster"},
+        ]
+    )
+    nulls = tool.nulls.of_rows(
+        rows.assign(others=["bursts", "bursts", "quiet"], allocator="kept", median_ms=[9, 9.1, 8.9], baseline_ms=10)
+    )
+    assert (f"{nulls.trials}", f"{nulls.wrong:brief}", f"{nulls.excluded:brief}") == ("3", "33%", "67%")
+    assert nulls.table[["trials", "verdicts", "intervals without 1"]].values.tolist() == [[2, 0, 1], [1, 1, 1]]
+    assert nulls.wrong.at_most(0.3).outcome == "undecided" and nulls.leaning.high < 1
+
+
+def test_right_answers_promises_and_alarms_of_the_open_set_are_counted():
+    row = {"first": "padding train.py:3", "right": True, "place": 1, "promised": 0.5, "gained": 0.4, "alarm": 0.01}
+    row |= {"alarm_tried": None, "seconds_to_answer": 20.0, "apart": False, "line_right": True}
+    row |= {"told": None}
+    wrong = row | {"right": False, "place": 2, "apart": True, "promised": None, "alarm": 0.2}
+    confirmed = row | {"loop": "c", "alarm": 0.4, "alarm_tried": 0.3}
+    found = tool.loops.of_rows(pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}, confirmed]))
+    assert (f"{found.right:brief}", f"{found.right_apart:brief}", f"{found.alarms:brief}") == ("67%", "0%", "33%")
+    assert f"{found.right}" == "67% (21 to 94)" and not found.first_line.measured  # none is of data/loops
+    assert found.fp32.value == 1
+    assert f"{found.median_error}" == "10%"
+    of_a_file = pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}]).astype({"right": str, "apart": str})
+    assert f"{tool.loops.of_rows(of_a_file).right:brief}" == "50%"
+
+
+def test_a_profiler_is_right_where_its_first_line_is_the_causes_and_the_baselines_are_read():
+    rows = pd.DataFrame({"tool": ["py-spy"] * 4, "right": [True, "True", "False", None]})
+    share = tool.peers.of_rows(rows).share
+    assert f"{share['py-spy']:brief}" == "50%" and not share["scalene"].measured
+    judged = baselines()
+    assert (judged.scores["nothing"].value, judged.scores["reference"].value) == (0, 1) and len(judged.table) == 12
+
+
+def test_a_gpus_loops_are_counted_with_and_without_what_their_fixes_gain():
+    row = {"loop": "a", "first": "fp32 products a.py:3", "right": True, "place": 1, "promised": 0.5, "predicted": 0.4}
+    row |= {"gained": 0.45, "gained_low": 0.4, "gained_high": 0.5}
+    gained = dict.fromkeys(("gained", "gained_low", "gained_high"))
+    wrong = row | {"loop": "b", "right": False, "place": None, "promised": None, "predicted": 0.6} | gained
+    both = tool.gpu_loops.of_rows(pd.DataFrame([row, wrong]))
+    assert both.table["loop"].tolist() == ["b", "a"]  # the most expensive first
+    assert both.table["gained by the fix"].tolist() == ["", "45% (40 to 50)"]
+    assert f"{both.median_error}" == "5%" and not both.right.measured, "two of twelve loops say little"
+    assert not tool.gpu_loops.of_rows(pd.DataFrame([row | gained, wrong])).median_error.measured
+    assert f"{tool.gpu_loops.of_rows(pd.DataFrame([row, wrong] * 6)).right:brief}" == "50%"
+
+
+def test_what_the_command_printed_keeps_its_lines_and_fits_a_page():
+    text = "compute\n\n  loader  0.1%\n" + "a word " * 40
+    row = {"first": "", "right": True, "place": 1, "promised": 0.5, "gained": 0.4, "alarm": None, "alarm_tried": None}
+    row |= {"apart": False, "line_right": True, "seconds_to_answer": 20.0, "loop": "a", "told": json.dumps(text)}
+    told = tool.loops.of_rows(pd.DataFrame([row, row | {"loop": "b", "told": None}])).told
+    assert list(told) == ["a"] and told["a"].startswith("compute\n\n  loader  0.1%\na word")
+    assert max(map(len, told["a"].splitlines())) <= PAGE
+    begun_with_a_path = pd.DataFrame([row | {"told": json.dumps("/home/me/slow.py gpt: 3 ms a step\n a/b")}])
+    assert tool.loops.of_rows(begun_with_a_path).told["a"] == "slow.py gpt: 3 ms a step\n a/b"
+
+
+def test_changes_from_outside_are_held_against_those_by_hand():
+    row = {"change": "optimizer", "losses": "bitwise equal", "tried_low": 0.18, "tried_high": 0.22, "tried": 0.2}
+    row["told"] = None
+    hands = {"a": (0.25, 0.24, 0.26), "b": (0.4, 0.35, 0.45), "c": (None, None, None), "vit": (0.25, 0.24, 0.26)}
+    names = ("by_hand", "by_hand_low", "by_hand_high")
+    rows = pd.DataFrame(
+        [row | {"script": script} | dict(zip(names, hand, strict=True)) for script, hand in hands.items()]
+    )
+    loops = {"loop": ["a", "b", "d"], "promised": [0.3, None, 0.5]}
+    found = tool.tried.of_rows(rows, pd.DataFrame(loops))
+    assert (found.equal.value, found.count.value) == (1, 2)
+    assert [x.measured for x in found.table["promised"]] == [True, False, False, False]
+    assert list(found.table["by hand"]) == ["25% (24 to 26)", "40% (35 to 45)", "", "25% (24 to 26)"]
