@@ -1,15 +1,14 @@
 """What each change is worth, on a GPU and on a CPU: in the settings that measure whole steps."""
 
-import itertools
 from collections.abc import Iterable, Mapping
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from types import SimpleNamespace
 
 import pandas as pd
 
 from ...lab.estimate import EFFECT, NONE, UNDECIDED
 from ...lab.records.table import Table
-from ...lab.records.values import TIMES, Number, judged, lacking, of_class
+from ...lab.records.values import TIMES, Number, judged, lacking
 from .. import compilers, profiling, rush
 from .stages import stages
 
@@ -83,8 +82,6 @@ def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
         gains=ordered,
         largest=largest,
         largest_gain=largest_gain,
-        none=_by_setting(classes[NONE], NONE),
-        undecided=_by_setting(classes[UNDECIDED], UNDECIDED),
         effects=effects,
         nones=len(classes[NONE]),
         undecideds=len(classes[UNDECIDED]),
@@ -107,10 +104,3 @@ def on_both(gpu: Gains, cpu: Gains) -> SimpleNamespace:
 def _way(gain: Number) -> tuple[str, bool]:
     kind = judged(gain, SAME)[0]
     return kind, kind == EFFECT and gain.value > 1
-
-
-def _by_setting(changes: Iterable[tuple[str, str, Number]], kind: str) -> str:
-    """Their names, each with the largest effect that isn't excluded: `ViT: bf16 (30 %), workers (9 %); compile: …`."""
-    groups = itertools.groupby(changes, key=itemgetter(0))
-    named = ((setting, {change: gain for _, change, gain in of}) for setting, of in groups)
-    return "; ".join(f"{setting}: {of_class(gains, kind, SAME)}" for setting, gains in named)

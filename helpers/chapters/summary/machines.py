@@ -21,11 +21,11 @@ def described(known: pd.DataFrame, *folders: str) -> str:
 
 
 def not_measured(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The rows without figures, by table and reason."""
-    lines = []
+    """The rows without figures, by table and reason; tables of which there are none at all in one line."""
+    never = ", ".join(name for name, rows in tables.items() if not len(rows))
+    lines = [{"table": never, "rows": "all", "reason": "never measured here"}] if never else []
     for name, rows in tables.items():
         if not len(rows):
-            lines.append({"table": name, "rows": "all", "reason": "never measured here"})
             continue
         absent = rows[rows["status"] != "ok"]
         column = next((column for column in NAMES if column in absent and absent[column].notna().any()), None)

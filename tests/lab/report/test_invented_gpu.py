@@ -23,7 +23,7 @@ GPU = {
     "cuda": "13.0",
     "commit": "a",
 }
-SHOWS = ("@when", ".on(", "decide", "import ", "WORTH", "changes.", "goals.", "machines.")
+SHOWS = ("@when", ".on(", "decide", "import ", "changes.", "goals.", "machines.")
 NAMES = re.compile(r"^GPU, CPU = .*$", re.MULTILINE)
 DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
 
