@@ -182,6 +182,8 @@ def test_a_script_that_fails_as_it_is_is_one_line(script, body, reason):
         ([], "try what? SCRIPT"),
         (["--against", "absent.py", "train.py"], "there is no script absent.py"),
         (["--against", "train.py", "--only", "optimizer", "train.py"], "--against and --python compare"),
+        (["--markdown", "-", "train.py"], "--markdown needs --against or --python"),
+        (["--markdown", "-", "--json", "--against", "train.py", "train.py"], "choose one"),
     ],
 )
 def test_what_the_user_got_wrong_is_one_line(script, arguments, said, capsys):
