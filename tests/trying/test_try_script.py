@@ -126,7 +126,8 @@ def test_two_environments_take_turns_and_what_differs_is_told(script, tmp_path, 
     )
     python = str(tmp_path.parent / "other" / "bin" / "python")
     name = script(alone + SHORT)
-    assert main(["try", "--seconds", f"{SECONDS}", "--json", "--python", python, name, "1000000", "0.002"]) == 0
+    code = main(["try", "--seconds", f"{SECONDS}", "--json", "--python", python, name, "1000000", "0.002"])
+    assert code == 4  # they are as fast, which so short a trial can't tell
     result = json.loads(capsys.readouterr().out)
     (row,) = result["beside"]
     assert row["change"] == python and row["losses"].startswith("bitwise equal")
