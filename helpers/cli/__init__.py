@@ -1,7 +1,8 @@
 """`dlspeed COMMAND …`: a file a command, each with its options and what it calls. Alone it prints its commands.
 
-What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a wrong command, 1 for a fault. Only the
-file of the command that is given is imported, and nothing that takes long before the command runs.
+What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a wrong command, 1 for a fault. A step
+that is slower or has more to do is 3, a comparison that can't tell 4. Only the file of the command that is given is
+imported, and nothing that takes long before the command runs.
 """
 
 import argparse

@@ -4,13 +4,22 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .shared import add_formats, add_script, count, diagnosed, fail, positive, script_failed, script_of, tell
+from .shared import (
+    add_formats,
+    add_script,
+    count,
+    diagnosed,
+    fail,
+    positive,
+    prints_on_stderr,
+    script_failed,
+    script_of,
+    tell,
+)
 
 if TYPE_CHECKING:
     from ..script.observation import Observation
@@ -42,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     how = {"module": bool(options.module), "output": options.output}
     how |= {"tell": tell} if sys.stderr.isatty() else {}
     try:
-        with _prints_on_stderr() if options.json else contextlib.nullcontext():
+        with prints_on_stderr() if options.json else contextlib.nullcontext():
             recording = record_script(script, arguments, plan, **how)
     except NothingRecorded as error:
         if error.observation:
@@ -53,20 +62,6 @@ def run(options: argparse.Namespace) -> int:
             _print_what_fills(error, options)
         return script_failed(error, options)
     return (_print_diagnosis(options, recording) if recording.rank == 0 else 0) or recording.code or 0
-
-
-@contextlib.contextmanager
-def _prints_on_stderr() -> Iterator[None]:
-    """What a script and its processes print goes to stderr, so that stdout holds one document."""
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
 
 
 def _print_seen(observation: "Observation") -> None:

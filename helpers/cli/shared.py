@@ -1,12 +1,17 @@
 """What commands share: a parser whose errors are a line, kinds of arguments, a script and its arguments, ends."""
 
 import argparse
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..findings.summary import Diagnosis
+
+MORE, UNDECIDED = 3, 4  # exit codes: a step takes longer or has more to do; a trial can't tell
 
 
 class Wrong(Exception):
@@ -52,6 +57,34 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_formats(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the step's timeline as well")
+
+
+def add_markdown(parser: argparse.ArgumentParser, where: str = "") -> None:
+    about = f"write a summary for a pull request as well{where}; - prints it in place of the text"
+    parser.add_argument("--markdown", metavar="FILE", help=about)
+
+
+def show_markdown(file: str, text: str) -> None:
+    from ..lab import files
+
+    if file == "-":
+        print(text)
+    else:
+        files.write(file, text + "\n")
+
+
+@contextlib.contextmanager
+def prints_on_stderr() -> Iterator[None]:
+    """What a script and its processes print goes to stderr, so that stdout holds one document."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:

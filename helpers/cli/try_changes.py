@@ -4,8 +4,24 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .shared import add_json, add_script, existing, fail, positive, script_of, tell
+from .shared import (
+    MORE,
+    UNDECIDED,
+    add_json,
+    add_markdown,
+    add_script,
+    existing,
+    fail,
+    positive,
+    script_of,
+    show_markdown,
+    tell,
+)
+
+if TYPE_CHECKING:
+    from ..trying.answer import Tried
 
 ABOUT = "Try changes on a training script as it is: what each did, and the edit to make."
 
@@ -17,6 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--against", metavar="'FILE ARGS'", help="try a script that you edited, and no changes from outside")
     add("--python", metavar="PYTHON", help="another environment's, which runs the script beside this one")
     add_json(parser)
+    add_markdown(parser, " (of --against and --python)")
     add("--write", type=Path, metavar="PATCH", help="write the changes that helped as a unified diff")
     add_script(parser)
 
@@ -26,6 +43,10 @@ def run(options: argparse.Namespace) -> int:
     from ..trying import answer, search
 
     script, *arguments = script_of(options)
+    if options.markdown and not (options.against or options.python):
+        return fail("--markdown needs --against or --python", 2)
+    if options.markdown == "-" and options.json:
+        return fail("--markdown - and --json print one document each: choose one", 2)
     limits = {"module": bool(options.module), "seconds": options.seconds, "tell": tell}
     try:
         if options.against or options.python:
@@ -41,8 +62,22 @@ def run(options: argparse.Namespace) -> int:
         return fail(error, 2)
     except search.CannotTry as error:
         return fail(error, 1)
-    print(result.json() if options.json else answer.text(result))
+    if options.markdown:
+        show_markdown(options.markdown, answer.markdown_of(result))
+    if options.markdown != "-":
+        print(result.json() if options.json else answer.text(result))
     if options.write:
         files.write(options.write, result.patch)
         tell(f"written to {options.write}")
-    return 0
+    return _code(result.tried[0]) if options.against or options.python else 0
+
+
+def _code(beside: "Tried") -> int:
+    """What a shell is told of a script beside the other; where that one fails, it is a fault."""
+    from ..lab import estimate
+
+    if beside.verdict == "failed":
+        return fail(beside.reason, 1)
+    if beside.verdict == estimate.SLOWER:
+        return MORE
+    return UNDECIDED if estimate.verdict_class(beside.verdict) == estimate.UNDECIDED else 0

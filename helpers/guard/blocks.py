@@ -32,13 +32,15 @@ BLOCK = "guarded_block"
 class Guard:
     """Compares what blocks and scripts do with what `file` says of them, or writes it there.
 
-    `tell` gets lines about what is less, new, or written anew. `where` goes before the blocks' names.
+    `tell` gets lines about what is less, new, or written anew. `where` goes before the blocks' names. `comparison` is
+    the last one.
     """
 
     _running = ""
 
     def __init__(self, file: Path, where: str = "", update: bool = False, tell: Callable[[str], None] = print) -> None:
         self.file, self.where, self.update, self.tell = file, where, update, tell
+        self.comparison: record.Comparison | None = None
 
     @contextlib.contextmanager
     def __call__(
@@ -71,9 +73,10 @@ class Guard:
         ranks = int(os.environ.get("WORLD_SIZE", 1))
         name = f"{self.where}{name}" + (f", rank {os.environ['RANK']} of {ranks}" if ranks > 1 else "")
         old = record.read(self.file).get(record.key(), {}).get(name)
-        more, less = ([], []) if old is None else record.compare(old, counts, allow)
+        more, less = ((), ()) if old is None else record.compare(old, counts, allow)
+        self.comparison = record.Comparison(name, self.file, old is not None, more, less)
         if more and not self.update:
-            raise record.MoreWork("\n  ".join([f"{name} has more to do than {self.file.name} says", *more]))
+            raise record.MoreWork(str(self.comparison))
         for text in (*more, *less):
             self.tell(f"{name}: {text}")
         if old is None or self.update:

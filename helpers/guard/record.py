@@ -8,12 +8,13 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..lab import files
+from ..lab import files, markdown
 from ..lab.machine import device_class
 from .counting import CALLS, COUNTERS, LAUNCHES, MOVED, OPERATORS, PADDING, PEAK, STORED, Counts
 from .places import Chain, growth, inclusive, source
@@ -26,6 +27,56 @@ LEAST = {CALLS: 50, PADDING: 0.05}
 NAMED, SMALL = 4, 0.05  # operators that are named; the share of a number below which a line isn't written down
 POSITIONS = "positions of ids"
 _BYTES, _FLOPS = (" bytes", " KiB", " MiB", " GiB"), ("", " thousand", " million", " billion")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A counter of a step that isn't what is written down, with the operators and the lines by which it grew."""
+
+    counter: str
+    change: str
+    operators: str = ""
+    lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        operators = f" ({self.operators})" if self.operators else ""
+        return ": ".join(filter(None, [f"{self.counter} {self.change}{operators}", ", ".join(self.lines)]))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a step has more and less to do than a file says. `known`: the file has counts of it for this machine."""
+
+    name: str
+    file: Path
+    known: bool
+    more: tuple[Difference, ...] = ()
+    less: tuple[Difference, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n  ".join([f"{self.name} has more to do than {self.file.name} says", *map(str, self.more)])
+
+    def markdown(self) -> str:
+        """For a pull request: the verdict, what is more by line, and what is less."""
+        file = markdown.code(self.file.name)
+        if not self.known:
+            verdict = "nothing to compare with"
+            parts = [f"{file} had no counts of it for torch {key()}. They were written, and are to be committed."]
+        elif not self.more:
+            verdict, parts = "no more to do", [f"A step has no more to do than {file} says."]
+        else:
+            verdict, parts = "more to do", [self._by_line()]
+        parts += [f"Less: {'; '.join(f'{each.counter} {each.change}' for each in self.less)}."] if self.less else []
+        return "\n\n".join([f"### {markdown.code(self.name)}: {verdict}", *parts])
+
+    def _by_line(self) -> str:
+        rows: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for each in self.more:
+            operators = f" ({markdown.code(each.operators)})" if each.operators else ""
+            for line in each.lines or ("",):
+                rows[line].append((each.counter, each.change + operators))
+        cells = [(markdown.code(line) if line else "—", *row) for line in rows for row in rows[line]]
+        return markdown.table(["line", "what a step has more to do", "before → now"], cells)
 
 
 class MoreWork(AssertionError):
@@ -91,30 +142,34 @@ def _rounded(number: float) -> float:
     return int(number) if number == int(number) else round(number, 4)
 
 
-def compare(old: Mapping, counts: Counts, allow: Mapping[str, float]) -> tuple[list[str], list[str]]:
-    """What is more than is written down, with the lines that have it done, and what is less: a text for each counter.
+def compare(
+    old: Mapping, counts: Counts, allow: Mapping[str, float]
+) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
+    """What is more than is written down, with the lines that have it done, and what is less.
 
     `allow` names shares of a counter by which it may grow, where it was 0 that much. A counter that isn't written down
     can't be more.
     """
-    new, more, less = entry(counts), [], []
+    more: list[Difference] = []
+    less: list[Difference] = []
+    new = entry(counts)
     for counter in COUNTERS:
         was, now = old.get(counter), new[counter]
         # Where a batch has no more positions than before, its ids are other samples, which is no work.
         other_samples = counter == PADDING and not counts.masked and new[POSITIONS] <= old.get(POSITIONS, 0)
         if was is None or was == now or other_samples:
             continue
-        text = f"{counter} {_change(counter, was, now)}"
+        change, operators = _change(counter, was, now), ""
         if counter == OPERATORS:
             differ = Counter(new[NAMES])
             differ.subtract(old[NAMES])
             most = sorted(filter(differ.get, differ), key=lambda name: -abs(differ[name]))[:NAMED]
-            text += f" ({', '.join(f'{name} {differ[name]:+,.10g}' for name in most)})"
+            operators = ", ".join(f"{name} {differ[name]:+,.10g}" for name in most)
         if now > _most(counter, was, allow):
-            more.append(": ".join([text, *filter(None, [_lines(old, counts, counter, 1 - was / now)])]))
+            more.append(Difference(counter, change, operators, _lines(old, counts, counter, 1 - was / now)))
         elif was > _most(counter, now, allow):
-            less.append(text)
-    return more, less
+            less.append(Difference(counter, change, operators))
+    return tuple(more), tuple(less)
 
 
 def _of(counts: Counts, counter: str) -> dict[Chain, float]:
@@ -123,14 +178,14 @@ def _of(counts: Counts, counter: str) -> dict[Chain, float]:
     return {chain: number / steps for chain, number in counts.lines[counter].items()}
 
 
-def _lines(old: Mapping, counts: Counts, counter: str, share: float) -> str:
+def _lines(old: Mapping, counts: Counts, counter: str, share: float) -> tuple[str, ...]:
     """The lines by which a counter has grown, of whose number this share is new."""
     counter = OPERATORS if counter == LAUNCHES else counter
     chains = _of(counts, counter)
     before = {text: numbers.get(counter, 0) for text, numbers in old[LINES].items()}
     places = {source(place): place for chain in chains for place in chain}
     named = growth(chains, before, share * sum(chains.values()))
-    return ", ".join(f"{Path(places[t][0]).name}:{places[t][1]} {t.partition(': ')[2]}" for t in named)
+    return tuple(f"{Path(places[t][0]).name}:{places[t][1]} {t.partition(': ')[2]}" for t in named)
 
 
 def _most(counter: str, was: float, allow: Mapping[str, float]) -> float:

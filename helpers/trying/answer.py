@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..faults import entries
+from ..lab import markdown
 from ..lab.estimate import EFFECT, FASTER, NONE, verdict_class
 
 COUNTED = {"evaluation": "no-evaluation"}  # findings, and what would be their probe
@@ -160,6 +161,23 @@ def text(result: Result) -> str:
         blocks += ["\n  ".join([title, *rows[name]])] if rows[name] else []
         blocks += [result.patch.rstrip()] if name == "helped" and result.patch else []
     return "\n\n".join([*blocks, *result.notes])
+
+
+def markdown_of(result: Result) -> str:
+    """A script beside the other, for a pull request: verdict, ratio with its interval, losses, what differs."""
+    (beside,) = result.tried
+    verdict = beside.verdict.replace(NONE, "no effect")
+    verdict += "" if beside.same or not beside.losses else ", losses differ"
+    parts = [f"### {markdown.code(beside.change)} beside {markdown.code(result.command)}: {verdict}"]
+    if math.isfinite(beside.gain_share):
+        ratio, low, high = (f"{1 - share:.3g}" for share in (beside.gain_share, beside.high, beside.low))
+        parts.append(f"A step takes {ratio} times as long (95 % interval: {low} to {high}).")
+    parts += [f"Losses: {beside.losses}."] if beside.losses else []
+    parts += [markdown.code(beside.reason)] if beside.reason else []
+    if result.differs:
+        rows = [[markdown.code(str(cell)) for cell in (name, *values)] for name, values in result.differs.items()]
+        parts.append(markdown.table(["what differs", "before", "beside"], rows))
+    return "\n\n".join([*parts, *map(markdown.escaped, result.notes)])
 
 
 def _shares(lines: list[dict[str, Any]]) -> list[str]:

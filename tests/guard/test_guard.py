@@ -249,13 +249,17 @@ def test_a_script_is_guarded_by_the_command(tmp_path, monkeypatch, capfd):
 
     file = tmp_path / "train.py"
     file.write_text(SCRIPT)
-    assert main(["guard", str(file), "100"]) == 0
-    assert "train.py 100: written to" in capfd.readouterr().out
+    assert main(["guard", "--markdown", "-", str(file), "100"]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith("### `train.py 100`: nothing to compare with\n") and "train.py 100: written to" in err
     assert main(["guard", str(file), "100"]) == 0
     assert capfd.readouterr().out == ""
     file.write_text(SCRIPT.replace("# log", "print(loss.item())"))
-    assert main(["guard", str(file), "100"]) == 1
+    summary = tmp_path / "summary.md"
+    assert main(["guard", "--markdown", str(summary), str(file), "100"]) == 3
     assert "host waits 0 → 1 a step: train.py:10 print(loss.item())" in capfd.readouterr().out
+    assert summary.read_text().startswith("### `train.py 100`: more to do\n\n| line |")
+    assert "\n| `train.py:10 print(loss.item())` | host waits | 0 → 1 a step |\n" in summary.read_text()
     assert main(["guard", "--update", str(file), "100"]) == 0
     assert "host waits 0 → 1" in capfd.readouterr().out
     assert main(["guard", str(file), "5"]) == 1
@@ -263,6 +267,9 @@ def test_a_script_is_guarded_by_the_command(tmp_path, monkeypatch, capfd):
     file.write_text("1 / 0")
     assert main(["guard", str(file)]) == 1
     assert "ZeroDivisionError" in capfd.readouterr().err
+    for own, code in ((7, 7), (3, 1)):  # 3 is the comparison's
+        file.write_text(f"raise SystemExit({own})")
+        assert main(["guard", str(file)]) == code
 
 
 def guarded_shards(folder):

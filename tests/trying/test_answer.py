@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from helpers.cli import main
 from helpers.findings.summary import MEASURED, Finding
-from helpers.trying.answer import Result, Tried, text
+from helpers.trying import search
+from helpers.trying.answer import Result, Tried, markdown_of, text
 
 FASTER = Tried("optimizer", "change", 0.2, 0.15, 0.25, "faster", "bitwise equal, 9 steps")
 NONE = Tried("compile", "change", 0.01, -0.01, 0.02, "none above 2.4 %", "bitwise equal, 9 steps")
@@ -92,3 +94,41 @@ def test_a_probe_that_brings_less_than_the_profile_promises_is_believed():
 
 def test_a_probe_that_no_finding_asked_for_is_told_too():
     assert "no-output: at most 90%, tried by no-output (88% to 92%)" in text(result(PROBE))
+
+
+def beside(verdict: str, **columns) -> Result:
+    return Result("train.py", tried=[Tried("edited.py", "edited", verdict=verdict, **columns)])
+
+
+def test_an_edit_for_a_pull_request():
+    interval = {"gain_share": -0.25, "low": -0.3, "high": -0.21}
+    different = beside("slower", losses="different: 40 %, 9 steps", same=False, **interval)
+    different.differs = {"threads": ["2", "1"]}
+    assert markdown_of(different).split("\n\n") == [
+        "### `edited.py` beside `train.py`: slower, losses differ",
+        "A step takes 1.25 times as long (95 % interval: 1.21 to 1.3).",
+        "Losses: different: 40 %, 9 steps.",
+        "| what differs | before | beside |\n| --- | --- | --- |\n| `threads` | `2` | `1` |",
+    ]
+    assert markdown_of(beside("none above 2.4 %")) == "### `edited.py` beside `train.py`: no effect above 2.4 %"
+    assert markdown_of(beside("failed", same=False, reason="<b>`x`</b>")).endswith(": failed\n\n``<b>`x`</b>``")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [
+        ("faster", 0),
+        ("none above 2.4 %", 0),
+        ("slower", 3),
+        ("undecided, detects 15 %", 4),
+        ("undecided", 4),
+        ("failed", 1),
+    ],
+)
+def test_the_exit_code_tells_the_verdict(verdict, code, monkeypatch, tmp_path, capsys):
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(search, "try_edited", lambda *arguments, **options: beside(verdict, reason="no data"))
+    assert main(["try", "--markdown", "-", "--against", "train.py", "train.py"]) == code
+    out, err = capsys.readouterr()
+    assert out.startswith("### ") and err == ("dlspeed: no data\n" if code == 1 else "")

@@ -22,6 +22,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
+from .. import markdown
 from ..device_share import DEVICE_SHARE, HOST_BOUND, host_bound
 from ..records import STATUS
 from ..records.table import OnMachine
@@ -82,7 +83,7 @@ def figure(drawn: Figure, name: str, caption: str) -> None:
     forms = {"image/svg+xml": svg, "image/png": png, "text/html": image, "text/plain": caption}
     alternative = {"image/svg+xml": {"alt": caption}, "image/png": {"alt": caption}}  # nbconvert's HTML reads it here
     display(forms, raw=True, metadata={"helpers": {"figure": name, "caption": caption}} | alternative)
-    display(Markdown(f"*{as_markdown(caption.strip())}*"), metadata=LEFT_OUT)
+    display(Markdown(f"*{markdown.escaped(caption.strip())}*"), metadata=LEFT_OUT)
 
 
 def show_list(sentences: Iterable[str], ordered: bool = False) -> None:
@@ -105,7 +106,7 @@ def _complete(sentences: Iterable[str]) -> list[str]:
     complete = []
     for sentence in sentences:
         if f"[{NOT_MEASURED}: " in sentence:
-            display(Markdown(f"*{as_markdown(sentence)}*"), metadata=LEFT_OUT)
+            display(Markdown(f"*{markdown.escaped(sentence)}*"), metadata=LEFT_OUT)
         else:
             complete.append(" ".join(sentence.split()))
     return complete
@@ -120,15 +121,10 @@ def claim(statement: str, verdict: Verdict) -> None:
 
 def readme(frame: pd.DataFrame, sentences: Iterable[str]) -> None:
     """A table and sentences that the report copies into README.md, where links to notebooks name their folder."""
-    rows = [map(str, frame.columns), ["---"] * len(frame.columns), *frame.itertuples(index=False)] if len(frame) else []
-    text = "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n\n" + " ".join(_complete(sentences))
+    rows = markdown.table(frame.columns, frame.itertuples(index=False)) if len(frame) else ""
+    text = rows + "\n\n" + " ".join(_complete(sentences))
     if text := re.sub(r"\]\((\w+\.ipynb[^)]*)\)", r"](notebooks/\1)", text).strip():
         display(Markdown(text), metadata={"helpers": {"readme": True, "report": False}})
-
-
-def as_markdown(text: str) -> str:
-    """Text, say of a record, that Markdown shows as it is: no links, tags, emphasis or further cells."""
-    return re.sub(r"([\\`*_\[\]<>|$])", r"\\\1", text)
 
 
 def columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
