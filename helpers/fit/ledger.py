@@ -224,7 +224,12 @@ def split_step(ledger: Ledger, model: Llama, optimizer: torch.optim.Optimizer) -
     for block in {layers[-2], layers[0]} if len(layers) > 1 else ():
         block.register_forward_hook(hook)
     model.register_forward_hook(lambda *_: ledger.begin_phase())
-    optimizer.register_step_pre_hook(lambda *_: ledger.begin_phase())
+    optimizer.register_step_pre_hook(lambda *_: None if in_backward() else ledger.begin_phase())
+
+
+def in_backward() -> bool:
+    """Whether autograd is at work: an optimizer may step there."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def deepened(phases: Callable[[int], list[Peak]], layers: int) -> Peak:

@@ -81,4 +81,6 @@ class InBackward(torch.optim.AdamW):
         parameter.grad = None
 
     def step(self, closure=None) -> None:
-        """Nothing: backward was the step."""
+        """With the gradients that are left: none after backward, which was the step."""
+        if any(parameter.grad is not None for group in self.param_groups for parameter in group["params"]):
+            super().step(closure)
