@@ -24,9 +24,10 @@ test: $(VENV)/installed-tests
 	$(VENV)/bin/lint-imports --no-cache
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-# With all solutions of the exercises, right and wrong: ten minutes more.
+# What `make test` leaves out: the notebooks and the report built anew, whole trials and guards of scripts, all loops,
+# all solutions of the exercises.
 test-all: test
-	$(RUN) -m pytest -n 2 -m long
+	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m long
 
 # Executes the notebooks and keeps their outputs in them, too.
 notebooks: $(VENV)/installed

@@ -36,6 +36,7 @@ def text(tmp_path, monkeypatch):
     monkeypatch.setenv("HELPERS_WIKITEXT", str(tmp_path / "wikitext-103"))
 
 
+@pytest.mark.long
 def test_the_folder_measures_elsewhere_and_brings_its_records(tmp_path, wheels, text, monkeypatch, capsys):
     monkeypatch.setattr(carry, "requirements", lambda: [])
     assert main(["carry", str(tmp_path / "gpu"), "--wheels", str(wheels)]) == 0

@@ -69,6 +69,7 @@ def test_measure_records_goes_on_and_begins_nothing_beside_a_damaged_table(tmp_p
     assert not list(tmp_path.rglob("zeros.csv")) and file.read_bytes() == damaged
 
 
+@pytest.mark.long
 def test_a_kill_in_the_middle_keeps_every_finished_row(tmp_path, capsys):
     measure = ["measure", "swiglu/sweep", "--preset", "small", "--results", str(tmp_path)]
     running = subprocess.Popen([sys.executable, "-m", "helpers", *measure], stderr=subprocess.DEVNULL)
@@ -90,6 +91,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
     assert "results" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_python_without_assertions_measures_nothing(tmp_path):
     program = """
 import sys
@@ -260,6 +262,7 @@ for step in range({steps}):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("command", "steps", "most"), [(["profile"], 40, 30), (["try", "--only", "compile"], 0, 45)])
 def test_a_command_for_a_script_reads_few_files_of_the_tool(tmp_path, command, steps, most):
     (tmp_path / "train.py").write_text(STEPS.format(steps=steps))

@@ -34,6 +34,7 @@ def built(tmp_path_factory) -> Path:
     return folder / "report.pdf"
 
 
+@pytest.mark.long
 def test_the_committed_report_says_what_a_new_one_says(built):
     committed = ROOT / "report.pdf"
     if built.read_bytes() != committed.read_bytes():
@@ -41,6 +42,7 @@ def test_the_committed_report_says_what_a_new_one_says(built):
         assert not apart, f"run `make notebooks` and commit what it writes: {apart}"
 
 
+@pytest.mark.long
 def test_the_committed_outputs_give_the_same_report_byte_for_byte(built, monkeypatch):
     names = ["README.md", *(f"figures/{figure.name}" for figure in (built.parent / "figures").iterdir())]
     assert filecmp.cmpfiles(built.parent, ROOT, names, shallow=False) == (names, [], [])

@@ -29,6 +29,7 @@ def test_the_snippets_type_in_and_answer_as_shown(name, package):
     assert failures == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("command", "shown"), SAMPLES, ids=[command.split()[0] for command, _ in SAMPLES])
 def test_a_command_prints_what_the_readme_shows(command, shown, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -20,6 +20,7 @@ def test_each_script_has_an_entry_and_enough_are_kept_apart():
     assert sum(case["apart"] for case in CASES) >= len(CASES) // 3 - 1 and sum(case["twin"] for case in CASES) >= 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_a_loop_runs_with_its_fault_and_without(case, monkeypatch):
     file = LOOPS / f"{case['name']}.py"

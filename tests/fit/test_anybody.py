@@ -35,6 +35,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "precision", "checkpointing"), CASES)
 def test_a_step_needs_what_is_counted(name, precision, checkpointing, tmp_path):
     config = tmp_path / "config.json"

@@ -62,6 +62,7 @@ def test_the_ledger_counts_blocks_that_live_once_each():
         assert (ledger.bytes, ledger.peak.bytes, ledger.peak.parts["weights"]) == (0, 1024, 1024)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compile", ["none", "regional"])
 @pytest.mark.parametrize("change", [{}, {"checkpointing": "full"}, {"precision": "fp32", "sequence": 2}])
 def test_a_deep_models_peak_follows_from_two_and_three_layers(change, compile):
@@ -71,6 +72,7 @@ def test_a_deep_models_peak_follows_from_two_and_three_layers(change, compile):
     assert count(setup).bytes == pytest.approx(max(peak.bytes for peak in whole.peaks), rel=0.01 * (compile != "none"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "checkpointing"), [("ddp", "none"), ("ddp", "full"), ("zero2", "none"), ("zero3", "full")]
 )

@@ -36,6 +36,7 @@ def test_a_page_asks_for_nothing_and_names_every_choice(small):
     assert "All 12 settings" in small
 
 
+@pytest.mark.long
 def test_a_setting_is_what_fit_and_speed_say_of_its_plan(small):
     for plan, found in zip(SMALL.plans(), data_of(small)["settings"], strict=True):
         told = found and fit(plan, None)
@@ -49,6 +50,7 @@ def test_a_setting_is_what_fit_and_speed_say_of_its_plan(small):
             assert (rate, bound) == (round(row["tokens_per_s_gpu"]), row["bound"])
 
 
+@pytest.mark.long
 def test_the_committed_page_is_what_would_be_written_now():
     html, grid = COMMITTED.read_text(), Grid()
     data, plans = data_of(html), list(grid.plans())

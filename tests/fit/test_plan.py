@@ -37,6 +37,7 @@ def trained_gib(plan: Plan) -> float:
     return (rest + peak_memory(lambda: trainer.step(tokens)).peak_bytes) / GIB
 
 
+@pytest.mark.long
 def test_a_switch_that_is_said_to_make_a_step_fit_does():
     plan = replace(TINY, precision="fp32")
     limit = 0.8 * peak(plan).bytes / GIB
@@ -47,6 +48,7 @@ def test_a_switch_that_is_said_to_make_a_step_fit_does():
         assert trained_gib(switched) <= 1.01 * limit
 
 
+@pytest.mark.long
 def test_forks_count_what_one_process_counts():
     assert fit(MANY, 0.01, forks=2) == fit(MANY, 0.01)
 
@@ -91,6 +93,7 @@ def test_recorded_peaks_of_the_uncompiled_ladder_are_counted_within_5_percent(ma
 COMPILED = ("compile", "chunked cross-entropy", "SwiGLU level 2", "bf16 weights", "fused projections", "batch 2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", COMPILED)
 @pytest.mark.parametrize("machine", CLIMBED)
 def test_recorded_peaks_of_its_compiled_rungs_too_where_another_compiler_fuses(machine, step):

@@ -29,6 +29,7 @@ TINY = Setup(model="tiny", sequence=64, batch=2, precision="amp-bf16", attention
 ONE_LAYER = replace(TINY, layers=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", LADDER["step"])
 def test_a_rung_of_the_recorded_ladder_is_predicted(step):
     row = LADDER.set_index("step").loc[step]
@@ -49,6 +50,7 @@ def test_so_is_checkpointing_of_longer_sequences_which_no_constant_was_chosen_by
 COMPILED = replace(TINY, compile="regional")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("setup", "change"),
     [

@@ -98,6 +98,7 @@ def graded(submission: Submission) -> dict[str, Graded]:
     return {each.exercise.name: each for each in submission.graded}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "says"), [(f"called{n}.py", says) for n, says in enumerate(CALLED.values())])
 def test_what_goes_wrong_in_an_exercise_costs_its_own_points_alone(name, says, submissions):
     if says == "PermissionError" and landlock.unlimited():
@@ -141,12 +142,14 @@ def test_a_cell_that_is_no_python_is_told_and_a_slow_one_is_passed_over(submissi
     assert submissions["notebook.ipynb"].faults[0].startswith("cell 2: ")
 
 
+@pytest.mark.long
 def test_one_that_waits_for_ever_is_ended(tmp_path):
     (tmp_path / "waits.py").write_text("def my_step(*_):\n    import time\n    time.sleep(1e6)\n")
     (submission,) = grade([tmp_path / "waits.py"], limits=Limits(seconds=1))
     assert graded(submission)["my_step"].failures[0].endswith("no answer within 3 s")
 
 
+@pytest.mark.long
 def test_all_cells_together_have_a_limit(tmp_path):
     (tmp_path / "late.ipynb").write_text(notebook(["while True: pass"] * 9 + ["copied_bytes = 60"]))
     (submission,) = grade([tmp_path / "late.ipynb"], limits=Limits(seconds=1, cells=2, patience=100))

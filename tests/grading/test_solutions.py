@@ -14,6 +14,7 @@ def test_every_exercise_has_right_solutions_and_wrong_ones():
     assert all(counts[name, False] >= 2 and counts[name, True] >= 3 for name in EXERCISES)
 
 
+@pytest.mark.long
 def test_three_of_each_chapter_are_graded_as_they_are(tmp_path):
     chosen = []
     for chapter in CHAPTERS.values():

@@ -59,6 +59,7 @@ def planted_lines(build):
     return [" ".join(line.split()) for line in source.splitlines() if line.endswith("# planted")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in regressions.REGRESSIONS if ALL or n in QUICK.split()])
 def test_more_to_do_fails_with_the_line_that_does_it(name, guard):
     build = regressions.REGRESSIONS[name]
@@ -70,6 +71,7 @@ def test_more_to_do_fails_with_the_line_that_does_it(name, guard):
     assert name in COMPILED_LINES or any(line[:79] == text[:79] for line in planted_lines(build) for text in named)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in refactorings.REFACTORINGS if ALL or n[0] in "asov"])
 def test_the_same_work_written_anew_is_no_alarm(name, guard):
     build = refactorings.REFACTORINGS[name]
@@ -211,6 +213,7 @@ def pytest_in(folder, *options):
 PLUGIN = ("-q", "-p", "helpers.guard.plugin", "-p", "no:cacheprovider", "--import-mode=importlib")
 
 
+@pytest.mark.long
 def test_as_a_plugin_of_pytest_beside_xdist(tmp_path, capsys):
     (tmp_path / "test_steps.py").write_text(TEST)
     (tmp_path / "waits").write_text("0")
@@ -300,6 +303,7 @@ def guarded_shards(folder):
     return message
 
 
+@pytest.mark.long
 def test_each_of_two_ranks_guards_its_shards(tmp_path):
     for rank, message in enumerate(launch(guarded_shards, 2, tmp_path)):
         assert message.startswith(

@@ -84,6 +84,7 @@ def test_a_flipped_bit_is_named(name, copy):
     assert len(list(FORMATS[name].open_(folder, verify=False).stream())) == COUNT
 
 
+@pytest.mark.long
 @pytest.mark.skipif("tfrecord" not in HERE, reason="tfrecord is not installed")
 @pytest.mark.parametrize("byte", range(8))  # of the first record's length
 def test_a_record_that_the_library_cannot_read_is_named(byte, copy):

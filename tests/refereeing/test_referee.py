@@ -72,6 +72,7 @@ def judged():
         return known.result(), dict(zip(CHEATS, broken, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("script", "cheat"), [(script, cheat) for script in CHEATS for cheat in CHEATS[script]])
 def test_a_cheat_is_named(judged, script, cheat):
     assert CHEATS[script][cheat][2].strip() in "; ".join(judged[1][script])
@@ -96,6 +97,7 @@ def test_a_script_that_names_the_referee_or_a_patch_of_other_files_is_refused(tm
     assert cases.submitted(MATRIX, tmp_path, lambda: tmp_path / "new") == MATRIX.script
 
 
+@pytest.mark.long
 def test_a_submission_is_judged_once_and_the_references_score_is_1(judged, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sides, "TURN_S", 0.05)
     monkeypatch.setattr(search, "OBSERVED_S", 0.5)

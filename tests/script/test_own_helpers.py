@@ -91,6 +91,7 @@ def test_the_wheel_owns_one_name_and_all_its_folders(site):
     assert {file.parent.relative_to(site / "dlspeed") for file in (site / "dlspeed").rglob("*.py")} == ours
 
 
+@pytest.mark.long
 def test_pytest_has_the_guards_fixture_and_starts_without_torch(site, tmp_path):
     (tmp_path / "test_start.py").write_text(
         f"""
@@ -105,6 +106,7 @@ def test_when_it_is_used(speed_guard):
     assert "2 passed" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("as_module", [False, True], ids=["dlspeed", "python -m helpers"])
 def test_a_script_its_workers_and_its_child_processes_import_its_own_module(command, project, as_module):
     profile = ["profile", "--steps", "2", "--after", "3", "--continue", "train.py", "spawn"]
@@ -120,6 +122,7 @@ def test_a_script_its_workers_and_its_child_processes_import_its_own_module(comm
 MODULE = "import runpy; runpy.run_module('helpers', run_name='__main__', alter_sys=True)"
 
 
+@pytest.mark.long
 def test_two_ranks_that_torchrun_starts_stop_together_and_the_first_prints(command, project):
     Path("train.py").write_text(
         """
@@ -145,6 +148,7 @@ for _ in range(200):
     assert "2 of 2 ranks" in done.stdout
 
 
+@pytest.mark.long
 def test_a_folder_without_init_file_that_the_script_adds_to_its_path_is_imported(command, project):
     Path("helpers.py").unlink()
     Path("src/helpers").mkdir(parents=True)
@@ -165,6 +169,7 @@ from dlspeed.cli import main; sys.exit(main())
 """
 
 
+@pytest.mark.long
 def test_what_a_change_gains_is_tried_beside_an_installed_module_of_our_old_name(site, project, tmp_path):
     """The script steps for ever; `try` starts it in processes of its own."""
     (tmp_path / "other").mkdir()
@@ -186,6 +191,7 @@ while True:
     assert "matmul-precision" in done.stdout
 
 
+@pytest.mark.long
 def test_it_reads_plans_and_examines_where_there_is_no_checkout(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "largest batch that fits" in run(*command, "fit", "--model", "tiny", "--sequence", "64").stdout

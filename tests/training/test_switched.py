@@ -63,6 +63,7 @@ def test_speed_only_fixes_leave_every_loss_and_gradient_as_they_are(name):
     assert_same(observe(name, frozenset(fixes)), observe(name, SLOW))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "fix"), [(name, fix) for name, fix in SPEED_ONLY if fix in CLEAN[name]])
 def test_a_speed_only_fault_in_a_clean_loop_changes_no_number_either(name, fix):
     assert_same(observe(name, CLEAN[name] - {fix}), observe(name, CLEAN[name]))

@@ -44,6 +44,7 @@ def test_what_applies_is_seen_in_the_unchanged_script(base):
 LOSSLESS = ("set-to-none", "no-anomaly-mode", "not-deterministic", "no-output")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [ON_LOSSES[:4], LOSSLESS], ids=len)
 def test_the_edit_is_the_same_training_as_the_change(folder, base, names):
     outside = run(folder, SCRIPT, names, base.facts)
@@ -60,6 +61,7 @@ def test_the_edit_is_the_same_training_as_the_change(folder, base, names):
     assert left <= {"channels-last", "no-output"}  # the one leaves no fact behind, the other has no edit
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [

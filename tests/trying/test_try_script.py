@@ -69,6 +69,7 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(str(path).encode() + path.read_bytes() for path in files)).hexdigest()
 
 
+@pytest.mark.long
 def test_a_slow_loader_is_named_with_its_edit_and_the_folder_stays_as_it_was(script, tmp_path, capsys):
     name = script(SLOW_LOADER)
     (tmp_path / "log.txt").write_text("mine\n")
@@ -89,6 +90,7 @@ def test_a_slow_loader_is_named_with_its_edit_and_the_folder_stays_as_it_was(scr
     assert "+loader = DataLoader(Numbers(), batch_size=8, shuffle=True, num_workers=" in patch.read_text()
 
 
+@pytest.mark.long
 def test_what_the_profile_finds_is_tried_first_and_what_no_change_addresses_by_a_probe(script, monkeypatch):
     """One is tried in any case, however long the profile took."""
     monkeypatch.setattr(search, "PROFILED_S", (SECONDS, SECONDS))
@@ -112,6 +114,7 @@ def test_an_edit_made_by_hand_is_timed_and_its_losses_are_judged_also_of_scripts
     assert row["gain_share"] == pytest.approx(0.9, rel=1e-3)
 
 
+@pytest.mark.long
 def test_two_environments_take_turns_and_what_differs_is_told(script, tmp_path, capsys, monkeypatch):
     """The other one lacks pandas and sets its threads; our package comes without our own packages."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -134,12 +137,14 @@ def test_two_environments_take_turns_and_what_differs_is_told(script, tmp_path, 
     assert result["differs"]["OMP_NUM_THREADS"] == ["2", "1"]
 
 
+@pytest.mark.long
 def test_a_step_that_takes_longer_as_the_training_goes_on_passes_for_no_effect(script):
     name = script(SHORT.replace("for _ in", "for i in").replace("float(sys.argv[2])", "0.002 * 1.02**min(i, 200)"))
     (row,) = try_script(name, [10**6], seconds=SECONDS, only=["matmul-precision"]).tried
     assert row.gain_share == pytest.approx(0, abs=1e-3) and row.verdict not in ("faster", "slower")
 
 
+@pytest.mark.long
 def test_pages_are_kept_on_both_sides_and_what_that_gains_is_measured_beside_starts_without(script):
     pages = 'import os\nPAGES = "MALLOC_MMAP_MAX_" in os.environ\n'
     name = script(pages + SHORT.replace("float(sys.argv[2])", "0.002 if PAGES else 0.02"))
@@ -150,6 +155,7 @@ def test_pages_are_kept_on_both_sides_and_what_that_gains_is_measured_beside_sta
     assert "pages kept" in answer.text(result)
 
 
+@pytest.mark.long
 def test_a_change_that_raises_in_a_module_with_arguments_is_a_row_with_its_reason(script):
     script("", "package/__init__.py")
     fault = "import torch\nif torch.get_float32_matmul_precision() == 'medium':\n    raise ValueError('not so')\n"
@@ -166,6 +172,7 @@ def test_a_change_that_raises_in_a_module_with_arguments_is_a_row_with_its_reaso
 FAILED = "matmul-precision ended with code 1: ValueError: not so (task.py:3)"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "reason"),
     [("raise RuntimeError('no data here')", "RuntimeError: no data here"), ("print('done')", "ended without a step")],
@@ -194,6 +201,7 @@ def test_what_the_user_got_wrong_is_one_line(script, arguments, said, capsys):
     assert said in error and error.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_kill_leaves_no_process(script, tmp_path, number):
     soon = "from helpers.trying import search; search.OBSERVED_S = 1; from helpers.cli import main; main()"

@@ -39,6 +39,7 @@ def test_every_variant_agrees_with_the_eager_one(case, measured):
     assert compiled == {"variant": COMPILED, "status": "not tested here"}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiler")
 @on_the_cpu
 def test_vertical_fusion_makes_a_chain_one_kernel_that_moves_the_least():

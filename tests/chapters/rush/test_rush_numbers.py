@@ -194,6 +194,7 @@ def test_predictions_of_published_runs_are_as_exact_as_the_report_says():
     assert 0.05 < float(named.median) < 0.15 < float(named.p90) < 0.6
 
 
+@pytest.mark.long
 def test_predictions_stand_beside_each_of_a_gpus_rungs():
     row = {"model": "tiny", "sequence": 64, "preset": "big-gpu", "gpu": "NVIDIA H200", "mfu": 0.4, "peak_gib": 2.0}
     steps = {"no optimisation": 2e5, "FlashAttention": 1e6, "compile": 1e6, "batch 8": 2e6, "float8": 2e6}

@@ -139,6 +139,7 @@ def test_the_rate_is_the_one_that_reaches_the_target_first_or_comes_nearest():
     assert chosen_rate([far, near, slow, fast]) == 8e-3
 
 
+@pytest.mark.long
 def test_a_training_keeps_its_own_seconds_in_its_record(tmp_path):
     measure([table], "small", results=tmp_path)
     (file,) = tmp_path.rglob("time_to_loss.csv")

@@ -60,6 +60,7 @@ def test_an_error_of_ours_is_not_hidden_in_a_row(monkeypatch):
         swiglu.peers.measure(**swiglu.peers.configurations("small")[0])
 
 
+@pytest.mark.long
 def test_training_learns_at_every_level_alike():
     table = swiglu.training("small")
     assert (table["final_loss"] < table["first_loss"] - 1).all()

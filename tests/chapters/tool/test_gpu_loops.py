@@ -22,6 +22,7 @@ def test_an_entry_names_a_line_and_a_gain_with_its_arithmetic(case):
     assert "helpers" not in source  # a stranger's script
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu goes over them where there is CUDA")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_a_loop_runs_with_its_fault_and_without_and_learns_the_same(case):

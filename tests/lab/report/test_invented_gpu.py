@@ -59,6 +59,7 @@ def invented(request, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.long
 def test_every_cell_that_shows_records_runs(invented, monkeypatch):
     monkeypatch.setattr(notebook, "display", lambda *shown, **options: None)
     monkeypatch.chdir(ROOT)
