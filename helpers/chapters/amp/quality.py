@@ -110,7 +110,6 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         **{name: _task(name, rows[rows["task"] == name]) for name in TASKS},
         static_scale=_count(scales.get("static")),
         dynamic_scale=_count(scales.get("dynamic")),
-        growth_interval=_count(rows["growth_interval"].max()),
     )
 
 
@@ -126,6 +125,7 @@ def _task(name: str, rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(
         table=pd.DataFrame([_training(rows[rows["precision"] == run], accuracy) for run in present]),
         steps=_count(first["steps"]),
+        growth_interval=_count(first["growth_interval"]),
         seeds=_count(rows["seed"].nunique()),
         micro_batches=_count(first["micro_batches"]),
         source=first["source"],

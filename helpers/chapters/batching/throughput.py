@@ -124,7 +124,8 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(
         table=timed(shown, names).rename(columns={"ratio_to_no_padding": "tokens/s, limit = 1"}),
         model=f"{first['layers']} layers of width {first['width']}, {first['dtype']}, batches of "
-        + " and ".join(map(str, sizes)),
+        + " and ".join(map(str, sizes))
+        + f", {first['source'].partition(',')[0]}",
         fastest=packed,
         packed=share[packed],
         balanced=share[BALANCED],

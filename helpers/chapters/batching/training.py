@@ -105,20 +105,24 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         for name in ("validation_loss", "train_s")
     )
     first, seeds = rows.iloc[0], rows["seed"].nunique()
+    source = first["source"].partition(",")[0]
     return SimpleNamespace(
         table=shown.reset_index(),
-        sizes=f"{seeds} seed{'s' * (seeds > 1)}, {first['real_tokens']:,} real tokens, width {first['width']}, "
-        f"batches of {first['batch_size']}, samples cut to {first['max_length']} tokens",
+        sizes=f"{seeds} seed{'s' * (seeds > 1)}, {first['real_tokens']:,} real tokens of {source}, "
+        f"width {first['width']}, batches of {first['batch_size']}, samples cut to {first['max_length']} tokens",
         batch=int(first["batch_size"]),
         packed_speedup=over_runs(seconds[BRAIN], seconds[PACKED]),
         packed_over_longest=over_runs(seconds[BIG_BRAIN], seconds[PACKED]),
         packed_s=Number(seconds[PACKED].mean(), "s", missing=PACKED),
         balanced_s=Number(seconds[BALANCED].mean(), "s", missing=BALANCED),
         balanced_speedup=over_runs(seconds[BRAIN], seconds[BALANCED]),
+        balanced_over_longest=over_runs(seconds[BIG_BRAIN], seconds[BALANCED]),
         balanced_excess=mean_of(losses[BALANCED] - losses[BIG_BRAIN], "nats", BALANCED),
         balanced_gap=Number((losses[BALANCED] - losses[BIG_BRAIN]).mean(), "nats", missing=BALANCED, decimals=2),
         by_tokens_excess=mean_of(losses[BY_TOKENS] - losses[BIG_BRAIN], "nats", BY_TOKENS),
         packed_excess=mean_of(losses[PACKED] - losses[BIG_BRAIN], "nats", PACKED),
-        cost=SimpleNamespace(balanced=cost(rows, "data", BALANCED, BRAIN), packed=cost(rows, "data", PACKED, BRAIN)),
+        cost=SimpleNamespace(
+            balanced=cost(rows, "data", BALANCED, BIG_BRAIN), packed=cost(rows, "data", PACKED, BIG_BRAIN)
+        ),
         seeds_differ=float(losses[BIG_BRAIN].max() - losses[BIG_BRAIN].min()),
     )

@@ -192,6 +192,7 @@ def _reached(best: pd.Series, first: pd.Series, timings_ms: Iterable[float]) -> 
         share=_range(shares, PERCENT),
         causal=_range(causal * shares, PERCENT),
         timings=derived(len(rates), "counted", "", 0),
+        mfu=Number(best["mfu"], PERCENT, missing="the vendor's peak", decimals=0),
     )
 
 

@@ -314,7 +314,8 @@ def _(rows: pd.DataFrame) -> TimeToLoss:
     elif not slow["reached"].all():
         ratio = derived(ratio.value, "at least: the beginner was stopped before the target")
     compiled = rows[rows["part"] == COMPILED]
-    eager = rows[(rows["part"] == CHOICE) & (rows["side"] == EVERYTHING)][["step_ms", "start_s"]].median()
+    eager = rows[(rows["part"] == CHOICE) & (rows["side"] == EVERYTHING)]  # of the compiled training's seed
+    eager = eager[eager["learning_rate"].isin(compiled["learning_rate"])][["step_ms", "start_s"]].mean()
     saved_s = (eager["step_ms"] - compiled["step_ms"].mean()) / 1e3
     compile_s = compiled["start_s"].mean() - eager["start_s"]
     earned = derived(compile_s / saved_s, "seconds to compile over those it saves in a step", "steps", 0)

@@ -20,6 +20,7 @@ TRAININGS = pd.DataFrame(
     width=8,
     batch_size=8,
     max_length=128,
+    source="text, part",
 )
 
 
@@ -74,7 +75,15 @@ def test_gains_are_those_of_the_better_batch_size_and_the_bound_follows_from_pad
 
 def steps(variants, **columns):
     rows = [{"variant": name, "real_tokens_per_s": rate} for name, rate in variants.items()]
-    shape = {"layers": 2, "width": 8, "dtype": "float32", "batch_size": 4, "median_ms": 1.0, "p20_ms": 1.0}
+    shape = {
+        "layers": 2,
+        "width": 8,
+        "dtype": "float32",
+        "source": "text",
+        "batch_size": 4,
+        "median_ms": 1.0,
+        "p20_ms": 1.0,
+    }
     return pd.DataFrame(rows).assign(preset="cpu", **shape, p80_ms=1.0, n=5, **columns)
 
 
