@@ -1,0 +1,142 @@
+"""Which commands and pieces work on which torch: a table in Markdown. A traceback anywhere makes the exit code 1.
+
+    python tests/torches.py --python OLD/bin/python NEW/bin/python
+    python tests/torches.py --install FOLDER 2.6.0 2.9.1 newest       # some 6 GB and five minutes each
+
+A version is installed as a user would have it: torch first, then this package, which must leave torch as it is.
+Everything runs from the checkout, in a folder of its own. "no" is an end with one line, which stands below the table.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 400
+TRAINING = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+loader = DataLoader(TensorDataset(torch.randn(512, 64), torch.randint(10, (512,))), 16)
+for epoch in range(100):
+    for inputs, targets in loader:
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        for row in inputs:
+            row.sum().item()
+    print(epoch, loss.item())
+"""
+TOOL = {  # a command a row, in this order: what one writes the next reads
+    "profile": ["profile", "--limit", "60", "--output", "saved", "train.py"],
+    "diagnose": ["diagnose", "saved"],
+    "try": ["try", "--seconds", "60", "train.py"],
+    "guard --update": ["guard", "--update", "train.py"],
+    "guard": ["guard", "train.py"],
+    "fit, one GPU": ["fit", "--batch", "1", "--sequence", "64", "--memory", "8"],
+    "fit, 8 ranks": ["fit", "--batch", "8", "--sequence", "64", "--memory", "8", "--strategy", "zero3", "--ranks", "8"],
+    "fit, speed": ["fit", "--batch", "1", "--sequence", "64", "--gpu", "h100"],
+}
+PIECES = {  # a room's import and a use of it
+    "amp": "from helpers.amp import DynamicGradScaler; DynamicGradScaler()",
+    "batching": "from helpers.batching import BalancedBatchSampler as B; list(B([3, 4, 9, 3], batch_size=2, k=2))",
+    "profiling": "from helpers.profiling import ModuleProfiler; ModuleProfiler(torch.nn.Linear(2, 2))",
+    "swiglu": "from helpers.swiglu import MemoryOptimizedSwigluMLP as M; M(8, 16)(torch.ones(2, 8)).sum().backward()",
+    "kernels": "from helpers.kernels import rms_norm; rms_norm(torch.ones(2, 8))",
+    "fit": "from helpers.fit import Plan, peak; peak(Plan(batch=1, sequence=64))",
+    "rush": "from helpers.rush import Setup, run; run(Setup(model='tiny', sequence=64), steps=2, warmup=1, loss_steps=2)",
+}
+VERSION = "import platform, numpy, torch; print(torch.__version__, numpy.__version__, platform.python_version())"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", nargs="+", default=[], metavar="PATH", help="interpreters that have torch")
+    parser.add_argument("--install", nargs="+", default=[], metavar="FOLDER VERSION", help="versions to install first")
+    options = parser.parse_args()
+    if not options.python and len(options.install) < 2:
+        parser.error("which torch? give --python PATH …, or --install FOLDER VERSION …")
+    folder, *versions = options.install or ["."]
+    pythons = [Path(path).absolute() for path in options.python]
+    pythons += [installed(Path(folder).absolute() / version, version) for version in versions]
+    columns = {version(python): outcomes(python) for python in pythons}
+    print_table(columns)
+    return int(any(is_traceback(end) for ends in columns.values() for end in ends.values()))
+
+
+def installed(home: Path, wanted: str) -> Path:
+    """The interpreter of an environment that has this torch and the package, made where it is missing."""
+    python = home / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"]
+    if not python.exists():
+        venv.create(home, with_pip=True)
+        subprocess.run([*pip, "torch" if wanted == "newest" else f"torch=={wanted}", "numpy"], check=True)
+        before = version(python)
+        subprocess.run([*pip, str(ROOT)], check=True)
+        if (after := version(python)) != before:
+            sys.exit(f"installing the package made {after} of {before}")
+    return python
+
+
+def version(python: Path) -> str:
+    names = subprocess.run([str(python), "-c", VERSION], check=True, capture_output=True, text=True).stdout.split()
+    return "torch {}, numpy {}, Python {}".format(*names)
+
+
+def outcomes(python: Path) -> dict[str, str]:
+    """For each command and piece "ok", or the line with which it ended; of a traceback the last one."""
+    print(version(python), file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "train.py").write_text(TRAINING)
+        start = f"import runpy; runpy.run_path({str(ROOT / 'helpers' / '__main__.py')!r}, run_name='__main__')"
+        commands = {name: ["-c", start, *arguments] for name, arguments in TOOL.items()}
+        for name, use in PIECES.items():
+            code = f"import sys, torch; sys.path.insert(0, {str(ROOT)!r})\ntry:\n    {use}\nexcept ImportError as error:"
+            commands[f"`helpers.{name}`"] = ["-c", f"{code}\n    sys.exit(str(error))"]
+        return {name: outcome([str(python), *command], folder) for name, command in commands.items()}
+
+
+def outcome(command: list[str], folder: str) -> str:
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return f"traceback: no end within {LIMIT_S} s"
+    lines = (ended.stderr + ended.stdout).strip().splitlines() or [""]
+    faults = re.findall(r"^\w[\w.]*(?:Error|Exception)\b.*", ended.stderr, re.MULTILINE)
+    print(f"  {' '.join(command[2:])[-60:]}: {ended.returncode}", file=sys.stderr)
+    if "Traceback (most recent call last)" in ended.stderr + ended.stdout or ended.returncode < 0:
+        return f"traceback: {faults[-1] if faults else lines[-1]}"
+    if ended.returncode:
+        return ended.stderr.strip().splitlines()[-1]
+    return next((line for line in lines if re.search(r"torch \d+\.\d+", line)), "ok")
+
+
+def is_traceback(end: str) -> bool:
+    return end.startswith("traceback")
+
+
+def print_table(columns: dict[str, dict[str, str]]) -> None:
+    ends = [end for ends in columns.values() for end in ends.values() if end != "ok"]
+    notes = list(dict.fromkeys(ends))
+    print("| |", " | ".join(columns), "|")
+    print("|---|" + "---|" * len(columns))
+    for name in next(iter(columns.values())):
+        cells = [ends[name] for ends in columns.values()]
+        print(f"| {name} |", " | ".join(end if end == "ok" else f"no [{notes.index(end) + 1}]" for end in cells), "|")
+    for number, note in enumerate(notes, 1):
+        print(f"\n[{number}] {note}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
