@@ -101,7 +101,9 @@ def outcomes(python: Path) -> dict[str, str]:
         start = f"import runpy; runpy.run_path({str(ROOT / 'helpers' / '__main__.py')!r}, run_name='__main__')"
         commands = {name: ["-c", start, *arguments] for name, arguments in TOOL.items()}
         for name, use in PIECES.items():
-            code = f"import sys, torch; sys.path.insert(0, {str(ROOT)!r})\ntry:\n    {use}\nexcept ImportError as error:"
+            code = (
+                f"import sys, torch; sys.path.insert(0, {str(ROOT)!r})\ntry:\n    {use}\nexcept ImportError as error:"
+            )
             commands[f"`helpers.{name}`"] = ["-c", f"{code}\n    sys.exit(str(error))"]
         return {name: outcome([str(python), *command], folder) for name, command in commands.items()}
 

@@ -25,7 +25,7 @@ from ..lab.arguments import check_at_least, check_choice
 from ..lab.machine import device
 from ..lab.memory import GIB
 from ..rush import Setup
-from .anybody import count_model
+from .anybody import builder, count_model
 from .ledger import Peak
 from .rank import rank_peak
 from .step import count
@@ -103,19 +103,22 @@ def fit(plan: Plan, memory_gib: float | None = None, forks: int = 0) -> dict[str
     """Parts, peak, whether it fits in `memory_gib` (by default this machine's device), the largest batch that does, and
     switches with their peaks.
 
-    Forks of this process count switches beside it. It must not have used a GPU, nor have threads that hold locks.
+    Forks of this process count switches beside it. It must not have used a GPU, nor have threads that hold locks, nor
+    have run a backward pass if torch is built for CUDA, whose autograd refuses to go on in a fork.
     """
     memory_gib = this_memory_gib() if memory_gib is None else memory_gib
     if not 0 < memory_gib <= 2**20:
         raise ValueError(f"memory is {memory_gib}; it must be above 0 and at most {2**20} GiB")
-    needed, limit = peak(plan), memory_gib * GIB  # before the forks, which find imports and caches done
+    limit = memory_gib * GIB
     switches: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         ahead: dict[Plan, Future[Peak]] = {}
         if forks:
+            if plan.theirs:
+                builder(plan.model)  # before the forks, which find its imports done
             pool = stack.enter_context(ProcessPoolExecutor(forks, get_context("fork")))
             ahead = {other: pool.submit(peak, other) for other in (replace(plan, **c) for c in changes(plan, 0))}
-        largest = largest_batch(plan, limit)
+        needed, largest = peak(plan), largest_batch(plan, limit)  # after the forks, as it runs backward
         for change in changes(plan, largest):
             changed = replace(plan, **change)
             with contextlib.suppress(ValueError):  # not all of other people's models can checkpoint

@@ -158,9 +158,22 @@ def _backward(
     return [dx.view(x.shape), *sums]
 
 
-# Opaque operators for compiled graphs; the fake versions give the compiler the results' shapes.
-forward_opaque = torch.library.custom_op(f"{OPERATORS}_rush::norm_forward", _forward, mutates_args=())
-backward_opaque = torch.library.custom_op(f"{OPERATORS}_rush::norm_backward", _backward, mutates_args=())
+# Opaque operators for compiled graphs; the fake versions give the compiler the results' shapes. Their schemas are
+# written out, as torch 2.6 doesn't read `list[Tensor]`.
+forward_opaque = torch.library.custom_op(
+    f"{OPERATORS}_rush::norm_forward",
+    _forward,
+    mutates_args=(),
+    schema="(Tensor x, Tensor? weight, Tensor? bias, float eps, bool centred, ScalarType out, Tensor? branch=None) "
+    "-> Tensor[]",
+)
+backward_opaque = torch.library.custom_op(
+    f"{OPERATORS}_rush::norm_backward",
+    _backward,
+    mutates_args=(),
+    schema="(Tensor dy, Tensor x, Tensor? weight, Tensor rstd, Tensor? mean, bool need_weight, bool need_bias, "
+    "Tensor? further=None) -> Tensor[]",
+)
 
 
 @forward_opaque.register_fake

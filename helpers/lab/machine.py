@@ -204,8 +204,8 @@ NO_ASSERTIONS = "python -O (or PYTHONOPTIMIZE) removes assert statements, by whi
 def missing_because(*needs: str, device: torch.device | None = None) -> str:
     """Why something can't run on this device (default: the machine's), as text for a row's status; "" if it can.
 
-    A need is `"CUDA"`, `"CPU"`, `"compute capability 8.9"` (or another), `"native bf16"`, or something that
-    `installed` looks for. The text is about the first unmet need.
+    A need is `"CUDA"`, `"CPU"`, `"compute capability 8.9"` (or another), `"native bf16"`, `"torch 2.9"` (or another
+    version), or something that `installed` looks for. The text is about the first unmet need.
     """
     kind = (device or _device()).type
     for need in needs:
@@ -224,6 +224,10 @@ def missing_because(*needs: str, device: torch.device | None = None) -> str:
             least = tuple(map(int, need.rpartition(" ")[2].split(".")))
             if kind != "cuda" or torch.cuda.get_device_capability() < least:
                 return f"needs a GPU of {need}"
+        elif need.startswith("torch "):
+            least = tuple(map(int, need.rpartition(" ")[2].split(".")))
+            if tuple(map(int, torch.__version__.split(".")[:2])) < least:
+                return f"needs {need}, and this is {torch.__version__}"
         elif installed(need) is None:
             return NOT_INSTALLED + need
     return ""

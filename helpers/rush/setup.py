@@ -50,6 +50,7 @@ NEEDS: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
         ("optimizer", "8-bit"): ("torchao",),
     },
     "cpu": {
+        ("attention", "flash"): ("torch 2.9",),  # with heads that share keys
         **{("compile", mode): ("C++ compiler",) for mode in CHOICES["compile"][1:]},
         ("optimizer", "8-bit"): ("C++ compiler",),  # torchao compiles its update
         **{("float8", recipe): ("torchao",) for recipe in CHOICES["float8"][1:]},

@@ -127,7 +127,9 @@ class Window:
 
     def _save(self, profiler: OwnProfiler, incomplete: int) -> None:
         """Write the profile, in which the iteration of this number doesn't count."""
-        with tempfile.TemporaryDirectory() as folder:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Not in the system's folder for such: torch writes past the scratch of `try`, which may stand for that one.
+        with tempfile.TemporaryDirectory(dir=self.path.parent) as folder:
             plain = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(plain))
             data = plain.read_bytes().replace(b'"ProfilerStep#%d"' % incomplete, b'"incomplete iteration"')
@@ -173,7 +175,7 @@ class Windows:
         self.monitor.iteration_ended()
         with self.monitor.looking_away():
             ended = next(self._steps, True) is True
-        together = self.warm + self.plan.steps + 1 + WITH_STACKS + OBSERVED_TOGETHER
+        together = self.warm + self.plan.steps + 2 + WITH_STACKS + OBSERVED_TOGETHER
         self._over = ended if self.ranks == 1 else self.iterations >= together
         return self._over
 
@@ -214,6 +216,7 @@ class Windows:
         yield from self._window(self.costs, self._fitting(self.plan.steps, self.first.events), 1)
         if self.rank == 0:
             self._calls = yield from self._python_calls()
+            yield  # torch 2.6 loses count of the calls that were running when they were counted
             most = self._fitting(min(self.plan.steps, WITH_STACKS), self.costs.events + 2 * self._calls)
             if self._calls <= CALLS:
                 with _uncollected():

@@ -12,9 +12,15 @@ from . import elementwise, steps
 from .steps import KEEP_8BIT, KEEP_ALL, KEEP_TWO
 
 OPERATORS = __name__.partition(".")[0]  # the package has two names, which share no operator
+# Written out, as torch 2.6 doesn't read `list[Tensor]`.
+FORWARD = "(Tensor x, Tensor W, Tensor V, Tensor U, SymInt level) -> Tensor[]"
+BACKWARD = (
+    "(Tensor l, Tensor? x, Tensor? W, Tensor? V, Tensor? U, Tensor[] saved, SymInt level, bool[] needs, "
+    "SymInt[] x_shape, SymInt intermediate) -> Tensor[]"
+)
 
 
-@torch.library.custom_op(f"{OPERATORS}_swiglu::forward", mutates_args=())
+@torch.library.custom_op(f"{OPERATORS}_swiglu::forward", mutates_args=(), schema=FORWARD)
 def opaque_forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> list[Tensor]:
     """The output, then what is saved."""
     y, saved = steps.forward(x, W, V, U, level)
@@ -34,7 +40,7 @@ def _(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> list[Tensor]:
     return [y]
 
 
-@torch.library.custom_op(f"{OPERATORS}_swiglu::backward", mutates_args=())
+@torch.library.custom_op(f"{OPERATORS}_swiglu::backward", mutates_args=(), schema=BACKWARD)
 def opaque_backward(
     l: Tensor,
     x: Tensor | None,
