@@ -40,7 +40,7 @@ for epoch in range(100):
 TOOL = {  # a command a row, in this order: what one writes the next reads
     "profile": ["profile", "--limit", "60", "--output", "saved", "train.py"],
     "diagnose": ["diagnose", "saved"],
-    "try": ["try", "--seconds", "60", "train.py"],
+    "try": ["try", "--seconds", "40", "train.py"],
     "guard --update": ["guard", "--update", "train.py"],
     "guard": ["guard", "train.py"],
     "fit, one GPU": ["fit", "--batch", "1", "--sequence", "64", "--memory", "8"],
@@ -54,8 +54,18 @@ PIECES = {  # a room's import and a use of it
     "swiglu": "from helpers.swiglu import MemoryOptimizedSwigluMLP as M; M(8, 16)(torch.ones(2, 8)).sum().backward()",
     "kernels": "from helpers.kernels import rms_norm; rms_norm(torch.ones(2, 8))",
     "fit": "from helpers.fit import Plan, peak; peak(Plan(batch=1, sequence=64))",
-    "rush": "from helpers.rush import Setup, run; run(Setup(model='tiny', sequence=64), steps=2, warmup=1, loss_steps=2)",
+    "rush": "from helpers.rush import Setup, run; run(Setup(model='tiny', sequence=64), steps=2, loss_steps=2)",
 }
+PIECE = """
+import sys, torch
+sys.path.insert(0, {root!r})
+try:
+    {use}
+except ValueError as error:
+    if "needs torch" not in str(error):
+        raise
+    sys.exit(str(error))
+"""
 VERSION = "import platform, numpy, torch; print(torch.__version__, numpy.__version__, platform.python_version())"
 
 
@@ -101,22 +111,20 @@ def outcomes(python: Path) -> dict[str, str]:
         start = f"import runpy; runpy.run_path({str(ROOT / 'helpers' / '__main__.py')!r}, run_name='__main__')"
         commands = {name: ["-c", start, *arguments] for name, arguments in TOOL.items()}
         for name, use in PIECES.items():
-            code = (
-                f"import sys, torch; sys.path.insert(0, {str(ROOT)!r})\ntry:\n    {use}\nexcept ImportError as error:"
-            )
-            commands[f"`helpers.{name}`"] = ["-c", f"{code}\n    sys.exit(str(error))"]
-        return {name: outcome([str(python), *command], folder) for name, command in commands.items()}
+            commands[f"`helpers.{name}`"] = ["-c", PIECE.format(root=str(ROOT), use=use)]
+        return {name: outcome(name, [str(python), *command], folder) for name, command in commands.items()}
 
 
-def outcome(command: list[str], folder: str) -> str:
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+def outcome(name: str, command: list[str], folder: str) -> str:
+    # Temporary files lie beside the script, which `try` must not take for the script's own.
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": folder}
     try:
         ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         return f"traceback: no end within {LIMIT_S} s"
     lines = (ended.stderr + ended.stdout).strip().splitlines() or [""]
     faults = re.findall(r"^\w[\w.]*(?:Error|Exception)\b.*", ended.stderr, re.MULTILINE)
-    print(f"  {' '.join(command[2:])[-60:]}: {ended.returncode}", file=sys.stderr)
+    print(f"  {name}: exit code {ended.returncode}", file=sys.stderr)
     if "Traceback (most recent call last)" in ended.stderr + ended.stdout or ended.returncode < 0:
         return f"traceback: {faults[-1] if faults else lines[-1]}"
     if ended.returncode:
