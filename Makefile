@@ -8,7 +8,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: report test test-all notebooks measure doctor clean
+.PHONY: report test test-all test-torches notebooks measure doctor clean
 
 report: $(VENV)/installed fit.html
 	$(RUN) -m helpers report
@@ -28,6 +28,13 @@ test: $(VENV)/installed-tests
 # all solutions of the exercises.
 test-all: test
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m long
+
+# The tool and the pieces on each torch, installed into a folder outside of the project: some 6 GB a version.
+TORCHES := 2.6.0 2.7.1 2.8.0 2.9.1 2.11.0 2.13.0 newest
+TORCHES_FOLDER ?= $(HOME)/.cache/dlspeed-torches
+
+test-torches: $(VENV)/installed
+	$(RUN) tests/torches.py --install $(TORCHES_FOLDER) $(TORCHES)
 
 # Executes the notebooks and keeps their outputs in them, too.
 notebooks: $(VENV)/installed

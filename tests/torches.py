@@ -4,7 +4,7 @@
     python tests/torches.py --install FOLDER 2.6.0 2.9.1 newest       # some 6 GB and five minutes each
 
 A version is installed as a user would have it: torch first, then this package, which must leave torch as it is.
-Everything runs from the checkout, in a folder of its own. "no" is an end with one line, which stands below the table.
+Everything runs from the checkout, in a folder of its own. Below the table stand the lines that say what a version lacks.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 400
+FAULT = "traceback"
 TRAINING = """
 import torch
 from torch import nn
@@ -81,7 +82,7 @@ def main() -> int:
     pythons += [installed(Path(folder).absolute() / version, version) for version in versions]
     columns = {version(python): outcomes(python) for python in pythons}
     print_table(columns)
-    return int(any(is_traceback(end) for ends in columns.values() for end in ends.values()))
+    return int(any(end == FAULT for ends in columns.values() for end, _ in ends.values()))
 
 
 def installed(home: Path, wanted: str) -> Path:
@@ -103,8 +104,8 @@ def version(python: Path) -> str:
     return "torch {}, numpy {}, Python {}".format(*names)
 
 
-def outcomes(python: Path) -> dict[str, str]:
-    """For each command and piece "ok", or the line with which it ended; of a traceback the last one."""
+def outcomes(python: Path) -> dict[str, tuple[str, str]]:
+    """For each command and piece how it ended, and the line that says why it isn't "ok"."""
     print(version(python), file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "train.py").write_text(TRAINING)
@@ -115,37 +116,35 @@ def outcomes(python: Path) -> dict[str, str]:
         return {name: outcome(name, [str(python), *command], folder) for name, command in commands.items()}
 
 
-def outcome(name: str, command: list[str], folder: str) -> str:
+def outcome(name: str, command: list[str], folder: str) -> tuple[str, str]:
     # Temporary files lie beside the script, which `try` must not take for the script's own.
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": folder}
     try:
         ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        return f"traceback: no end within {LIMIT_S} s"
-    lines = (ended.stderr + ended.stdout).strip().splitlines() or [""]
-    faults = re.findall(r"^\w[\w.]*(?:Error|Exception)\b.*", ended.stderr, re.MULTILINE)
+        return FAULT, f"no end within {LIMIT_S} s"
     print(f"  {name}: exit code {ended.returncode}", file=sys.stderr)
+    lines = ended.stderr.strip().splitlines() or [""]
     if "Traceback (most recent call last)" in ended.stderr + ended.stdout or ended.returncode < 0:
-        return f"traceback: {faults[-1] if faults else lines[-1]}"
+        return FAULT, next(
+            (line for line in reversed(lines) if re.match(r"[\w.]+(Error|Exception)\b", line)), lines[-1]
+        )
     if ended.returncode:
-        return ended.stderr.strip().splitlines()[-1]
-    return next((line for line in lines if re.search(r"torch \d+\.\d+", line)), "ok")
+        return "no", lines[-1]
+    lack = next((line for line in lines if re.search(r"torch \d", line)), "")
+    return "in part" if lack else "ok", lack
 
 
-def is_traceback(end: str) -> bool:
-    return end.startswith("traceback")
-
-
-def print_table(columns: dict[str, dict[str, str]]) -> None:
-    ends = [end for ends in columns.values() for end in ends.values() if end != "ok"]
-    notes = list(dict.fromkeys(ends))
+def print_table(columns: dict[str, dict[str, tuple[str, str]]]) -> None:
+    notes = list(dict.fromkeys(note for ends in columns.values() for _, note in ends.values() if note))
     print("| |", " | ".join(columns), "|")
     print("|---|" + "---|" * len(columns))
     for name in next(iter(columns.values())):
-        cells = [ends[name] for ends in columns.values()]
-        print(f"| {name} |", " | ".join(end if end == "ok" else f"no [{notes.index(end) + 1}]" for end in cells), "|")
+        ends = [ends[name] for ends in columns.values()]
+        cells = [f"{end} ({notes.index(note) + 1})" if note else end for end, note in ends]
+        print(f"| {name} |", " | ".join(cells), "|")
     for number, note in enumerate(notes, 1):
-        print(f"\n[{number}] {note}")
+        print(f"\n({number}) {note}")
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ class Window:
     path: Path
     iterations: int = 0  # recorded whole
     events: float = 0.0  # in an iteration
+    lost: str = ""  # why torch has no profile, where it fails
 
     def record(
         self, number: int, active: int, warm: int, plain: list[float], settings: dict[str, Any], **options: Any
@@ -119,7 +120,12 @@ class Window:
                 profiler.add_metadata_json("bf16_speedup", json.dumps(bf16_speedup))
             # Its export makes / of each backslash, so no quotation mark may be escaped.
             profiler.add_metadata_json("settings", json.dumps(settings, ensure_ascii=False).replace('\\"', "'"))
-            profiler.stop()
+            try:
+                profiler.stop()
+            except RuntimeError as error:
+                if "replay stack" not in str(error):
+                    raise
+                self.lost, seconds = f"torch {torch.__version__} lost count of Python's calls", []
             if seconds and threading.get_ident() == thread:  # stopped in another one, a profile is empty
                 self.iterations = len(seconds)
                 self.events = len(profiler.profiler.kineto_results.events()) / self.iterations
@@ -193,6 +199,8 @@ class Windows:
             return ""
         if self._calls > CALLS:
             return f"{script} makes {self._calls:,} Python calls an iteration: too many to record source lines"
+        if self.places.lost:
+            return f"{script} is recorded without source lines: {self.places.lost}"
         recorded = self.costs.iterations or self.first.iterations
         return (
             f"{script} ended after {self.iterations} iterations: {recorded} recorded without source lines, none with; "

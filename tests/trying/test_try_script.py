@@ -91,8 +91,9 @@ def test_a_slow_loader_is_named_with_its_edit_and_the_folder_stays_as_it_was(scr
 
 
 @pytest.mark.long
-def test_what_the_profile_finds_is_tried_first_and_what_no_change_addresses_by_a_probe(script, monkeypatch):
-    """One is tried in any case, however long the profile took."""
+def test_what_the_profile_finds_is_tried_first_and_what_no_change_addresses_by_a_probe(script, tmp_path, monkeypatch):
+    """One is tried in any case, however long the profile took; temporary files may lie beside the script."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(search, "PROFILED_S", (SECONDS, SECONDS))
     tried: list[str] = []
     name = script((ROOT / "data" / "loops" / "figure_each_step.py").read_text())
