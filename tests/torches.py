@@ -4,7 +4,7 @@
     python tests/torches.py --install FOLDER 2.6.0 2.9.1 newest       # some 6 GB and five minutes each
 
 A version is installed as a user would have it: torch first, then this package, which must leave torch as it is.
-Everything runs from the checkout, in a folder of its own. Below the table stand the lines that say what a version lacks.
+Everything runs from the checkout, in a folder of its own. What a version lacks, as it is said, stands below the table.
 """
 
 import argparse

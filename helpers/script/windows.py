@@ -30,6 +30,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..lab import files
+from ..lab.machine import missing_because
 from .monitor import Monitor
 from .observation import COSTS, PLACES
 from .pace import Pace
@@ -181,7 +182,7 @@ class Windows:
         self.monitor.iteration_ended()
         with self.monitor.looking_away():
             ended = next(self._steps, True) is True
-        together = self.warm + self.plan.steps + 2 + WITH_STACKS + OBSERVED_TOGETHER
+        together = self.warm + self.plan.steps + 1 + WITH_STACKS + OBSERVED_TOGETHER
         self._over = ended if self.ranks == 1 else self.iterations >= together
         return self._over
 
@@ -224,7 +225,8 @@ class Windows:
         yield from self._window(self.costs, self._fitting(self.plan.steps, self.first.events), 1)
         if self.rank == 0:
             self._calls = yield from self._python_calls()
-            yield  # torch 2.6 loses count of the calls that were running when they were counted
+            if missing_because("torch 2.8"):
+                yield  # older ones lose count of the calls that were running while these were counted
             most = self._fitting(min(self.plan.steps, WITH_STACKS), self.costs.events + 2 * self._calls)
             if self._calls <= CALLS:
                 with _uncollected():

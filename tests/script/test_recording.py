@@ -176,6 +176,20 @@ def test_a_script_that_ends_early_gives_its_whole_iterations(script, iterations,
     assert f"train.py ended after {iterations} iterations: {recorded} recorded" in recording.note
 
 
+def test_where_torch_loses_count_of_calls_the_times_are_kept_without_source_lines(script, monkeypatch):
+    stop = windows.OwnProfiler.stop
+
+    def stopped(profiler):
+        stop(profiler)
+        if profiler.with_stack:
+            raise RuntimeError("!stack.empty() INTERNAL ASSERT FAILED. Python replay stack is empty.")
+
+    monkeypatch.setattr(windows.OwnProfiler, "stop", stopped)
+    recording = watch(script(PLAIN), steps=4)
+    assert in_steps(recording.costs) == [(1, 1)] * 4 and recording.places is None
+    assert "train.py is recorded without source lines: torch" in recording.note
+
+
 def test_what_a_script_that_never_steps_passes_to_exit_is_passed_on(script):
     with pytest.raises(SystemExit) as end:
         watch(script("sys.exit(3)"))
