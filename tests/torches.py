@@ -124,7 +124,7 @@ def outcome(name: str, command: list[str], folder: str) -> tuple[str, str]:
     except subprocess.TimeoutExpired:
         return FAULT, f"no end within {LIMIT_S} s"
     print(f"  {name}: exit code {ended.returncode}", file=sys.stderr)
-    lines = ended.stderr.strip().splitlines() or [""]
+    lines = [line.removeprefix("dlspeed: ") for line in ended.stderr.strip().splitlines()] or [""]
     if "Traceback (most recent call last)" in ended.stderr + ended.stdout or ended.returncode < 0:
         return FAULT, next(
             (line for line in reversed(lines) if re.match(r"[\w.]+(Error|Exception)\b", line)), lines[-1]
