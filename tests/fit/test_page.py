@@ -28,6 +28,7 @@ def small():
     return page(SMALL, 1)
 
 
+@pytest.mark.long
 def test_a_page_asks_for_nothing_and_names_every_choice(small):
     assert not re.search(r"https?://|\b(src|href)=|fetch\(|import\b", small) and len(small) < 2**20
     data = data_of(small)

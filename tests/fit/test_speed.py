@@ -169,6 +169,7 @@ def test_what_shortens_a_run_does_and_the_cost_follows_the_speed():
     assert row["nearest"][0]["gpu"] == "h100_80gb" and row["nearest"][0]["link"].startswith("https://")
 
 
+@pytest.mark.long
 def test_the_command_predicts_a_preset_and_a_configuration(tmp_path, capsys):
     command = ["fit", "--model", "tiny", "--sequence", "64", "--strategy", "zero3", "--ranks", "4"]
     assert main([*command, "--gpu", "rtx4090", "--price", "0.4"]) == 0

@@ -3,6 +3,8 @@
 import csv
 import json
 
+import pytest
+
 from helpers.cli import main
 from helpers.lab.checks.numbers import questions
 
@@ -20,6 +22,7 @@ def test_a_file_is_told_by_exercise_with_a_hint(tmp_path, capsys):
     assert out[-1] == "solution.py: 1 of 11 points"
 
 
+@pytest.mark.long
 def test_a_folder_is_a_table(tmp_path, capsys):
     (tmp_path / "a.py").write_text("grown = 100")
     (tmp_path / "b.py").write_text("grown = 99 +\n")
@@ -32,6 +35,7 @@ def test_a_folder_is_a_table(tmp_path, capsys):
     assert c.split()[:3] == ["c.ipynb", "0", "0"] and "no notebook" in c
 
 
+@pytest.mark.long
 def test_json_is_for_a_grade_book(tmp_path, capsys):
     (tmp_path / "a.py").write_text("grown = 100")
     assert main(["grade", str(tmp_path / "a.py"), "--json"]) == 1

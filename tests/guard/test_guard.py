@@ -104,6 +104,7 @@ def test_what_is_counted_of_a_step_can_be_computed(guard):
     assert numbers["operators by name"]["addmm"] == numbers["operators by name"]["_fused_sgd_"] == 1
 
 
+@pytest.mark.long
 def test_less_is_told_and_an_update_writes_it(guard):
     step_of(guard, "step", plain(waits=3))
     step_of(guard, "step", plain())

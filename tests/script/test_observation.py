@@ -55,6 +55,7 @@ def watched(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.long
 def test_what_a_loop_does_beside_training_is_named_by_its_line(watched, monkeypatch):
     monkeypatch.setattr(OthersLoad, "__exit__", lambda *_: time.sleep(0.2))  # after the script
     diagnosis = watched(
@@ -93,6 +94,7 @@ def test_what_a_loop_does_beside_training_is_named_by_its_line(watched, monkeypa
     assert waits.share > 0.05 and "time.sleep(took / 10)" in f"{diagnosis}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("apart", [False, True])
 def test_gradients_that_ranks_average_for_each_micro_batch_are_found(watched, tmp_path, apart):
     diagnosis = watched(
@@ -320,6 +322,7 @@ def test_a_line_of_no_known_kind_comes_first_and_a_models_own_doesnt(watched):
     assert "costly line" not in {finding.finding for finding in model.findings}
 
 
+@pytest.mark.long
 def test_weights_that_get_gradients_and_have_no_optimizer_are_named(watched):
     body = """
         class Teacher(nn.Module):

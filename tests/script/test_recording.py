@@ -71,6 +71,7 @@ def test_a_plain_loop_is_recorded_after_its_warm_up_and_stopped(script, capsys):
     assert "running" not in torch.optim.SGD.step.__code__.co_filename
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "counts"),
     [

@@ -39,6 +39,7 @@ def test_a_whole_run_says_what_was_learned_and_what_a_constant_guess_would():
     assert row["constant_accuracy"] == pytest.approx(0.25, abs=0.05)  # four classes
 
 
+@pytest.mark.long
 def test_a_slow_pipeline_is_diagnosed_and_a_fixed_one_is_clean():
     rows = profiling.diagnose("small")
     names = rows.groupby(["pipeline", "variant"])["finding"].unique()

@@ -81,6 +81,7 @@ def test_a_profiled_step_has_all_kinds_and_the_operations_of_all_its_products(mo
     assert rows.set_index("kind").loc[IDLE, "calls"] == 0
 
 
+@pytest.mark.long
 def test_the_least_time_grows_with_the_batch_but_not_the_optimizers():
     least = device_time.measure.__globals__["_least_ms"]
     setup = Setup(model="tiny", sequence=64)
