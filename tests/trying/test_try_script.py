@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from pathlib import Path
@@ -94,6 +95,7 @@ def test_a_slow_loader_is_named_with_its_edit_and_the_folder_stays_as_it_was(scr
 def test_what_the_profile_finds_is_tried_first_and_what_no_change_addresses_by_a_probe(script, tmp_path, monkeypatch):
     """One is tried in any case, however long the profile took; temporary files may lie beside the script."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # this process has looked for its own already
     monkeypatch.setattr(search, "PROFILED_S", (SECONDS, SECONDS))
     tried: list[str] = []
     name = script((ROOT / "data" / "loops" / "figure_each_step.py").read_text())
