@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
+from . import book
+from .book.plan import plan, total
 from .chapters import chapters, tables_of
-from .lab import cpu, records
+from .lab import cpu
 from .lab.machine import PEERS, device_class, environment, half_dtype, installed, project_root, without_kernels
-from .lab.records.plan import plan, total
 
 NOTEBOOK_PACKAGES = ("nbconvert", "nbclient", "ipykernel", "matplotlib", "pypandoc", "typst", "pikepdf")
 FAULT = "FAULT"
@@ -55,8 +56,8 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
         yield name, facts[name] + (" (optional)" if facts[name] == "not installed" else "")
     missing = [name for name in NOTEBOOK_PACKAGES if importlib.util.find_spec(name) is None]
     yield "notebooks and report", "missing " + ", ".join(missing) if missing else "ready"
-    yield "records in", str(records.folder(results))
-    for machine in records.devices(results):
+    yield "records in", str(book.folder(results))
+    for machine in book.devices(results):
         yield f"  {machine}", _rows_of(machine, results)
     preset = device_class()
     yield "class of machine", preset
@@ -65,7 +66,7 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
     for e in () if unusable else (e for chapter in chapters() for e in tables_of(chapter)):
         try:
             plans.append(plan(e, results=results))
-        except (records.RecordError, OSError) as error:
+        except (book.RecordError, OSError) as error:
             yield f"  {e.name}", f"{FAULT}: {error}"
     yield "measure would run", "nothing, as the GPU is unusable" if unusable else f"{preset} sizes, {total(plans)}"
 
@@ -73,7 +74,7 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
 def _rows_of(machine: str, results: Path | str | None) -> str:
     """How many rows a machine has recorded; if a table can't be read, the fault, so that the other findings follow."""
     try:
-        files = (records.folder(results) / machine).rglob("*.csv")
-        return f"{sum(len(records.read_rows(file)) for file in files)} rows"
-    except (records.RecordError, OSError) as error:
+        files = (book.folder(results) / machine).rglob("*.csv")
+        return f"{sum(len(book.read_rows(file)) for file in files)} rows"
+    except (book.RecordError, OSError) as error:
         return f"{FAULT}: {error}"

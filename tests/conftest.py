@@ -44,7 +44,7 @@ def _same_random_numbers():
 @pytest.fixture(autouse=True, scope="session")
 def _own_folders(tmp_path_factory):
     """Sessions side by side share no pictures and don't wait for each other's measurements, which are of no use."""
-    from helpers.lab.records import runner  # not above: it imports what the lines there set up
+    from helpers.book import runner  # not above: it imports what the lines there set up
 
     os.environ["HELPERS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     runner.LOCK = tmp_path_factory.mktemp("lock") / "measure.lock"

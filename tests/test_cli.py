@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from helpers import book
+from helpers.book import store
 from helpers.chapters import chapters, select, tables_of
 from helpers.cli import COMMANDS, main, parser, shared
-from helpers.lab import records
 from helpers.lab.arguments import PRESETS
 from helpers.lab.machine import device_name, slug
-from helpers.lab.records import store
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,11 +78,11 @@ def test_a_kill_in_the_middle_keeps_every_finished_row(tmp_path, capsys):
     running.kill()
     running.wait()
     assert files
-    there = len(records.read_rows(files[0]))
+    there = len(book.read_rows(files[0]))
     assert 1 <= there < 8
     assert main(measure) == 0
     assert f"{8 - there} configurations measured, {there} were there, 0 left" in capsys.readouterr().out
-    assert len(records.read_rows(files[0])) == 8
+    assert len(book.read_rows(files[0])) == 8
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
@@ -127,9 +127,9 @@ def test_a_report_without_its_packages_says_what_to_install(tmp_path, monkeypatc
     def absent(name):
         raise ModuleNotFoundError("no nbformat", name="nbformat")
 
-    without = types.ModuleType("helpers.lab.report")
+    without = types.ModuleType("helpers.book")
     without.__getattr__ = absent
-    monkeypatch.setitem(sys.modules, "helpers.lab.report", without)
+    monkeypatch.setitem(sys.modules, "helpers.book", without)
     assert main(["report", "--output", str(tmp_path / "report.pdf")]) == 1
     assert "the report needs nbformat: pip install" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from pdf_text import first_differences, pages_of
 
-from helpers.lab.report import build
+from helpers.book import build
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -185,7 +185,7 @@ def _is_key(argument: ast.AST, part: ast.Constant) -> bool:
 
 
 def test_one_notebook_exports_with_nbconvert(tmp_path):
-    command = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "dlspeed.lab.report.ReportExporter"]
+    command = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "dlspeed.book.ReportExporter"]
     command += ["--output-dir", str(tmp_path), str(ROOT / "notebooks" / "04_swiglu_checkpointing.ipynb")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ)
     assert done.returncode == 0, done.stderr

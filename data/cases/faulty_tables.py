@@ -4,7 +4,7 @@ import os
 import time
 
 from helpers.lab import Disagreement
-from helpers.lab.records.table import table
+from helpers.book.table import table
 
 
 @table(small=[{"size": 1}, {"size": 2}])

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from ..lab.records.table import Table
+from ..book.table import Table
 
 
 class UnknownName(ValueError):

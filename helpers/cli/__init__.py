@@ -74,9 +74,9 @@ def _run(options: argparse.Namespace) -> int:
     except Wrong as error:
         return fail(error, 2)
     except Exception as error:
+        from ..book import RecordError
         from ..chapters import UnknownName
         from ..lab.machine import DeviceError
-        from ..lab.records import RecordError
 
         if isinstance(error, UnknownName):
             return fail(error, 2)

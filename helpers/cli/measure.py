@@ -11,7 +11,7 @@ from . import BEGAN
 from .shared import Wrong, add_results, fail, positive
 
 if TYPE_CHECKING:
-    from ..lab import Experiment
+    from ..book import Experiment
 
 ABOUT = "Measure what has no fresh record, and record each row when it is done."
 
@@ -29,10 +29,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from .. import lab
+    from .. import book
+    from ..book import plan
     from ..chapters import select
     from ..lab.machine import NO_ASSERTIONS, device_name, slug
-    from ..lab.records import plan
 
     if not __debug__:
         raise Wrong(NO_ASSERTIONS)
@@ -44,15 +44,15 @@ def run(options: argparse.Namespace) -> int:
     if options.machine is not None:
         raise Wrong("--machine goes with --dry-run: only a plan can be of another machine")
     left = options.seconds and options.seconds - (time.perf_counter() - BEGAN)
-    done = lab.measure(chosen, options.preset, seconds=left, results=options.results)
+    done = book.measure(chosen, options.preset, seconds=left, results=options.results)
     print(f"{done.measured} configurations measured, {done.fresh} were there, {done.left} left", end="")
     print("; the same command goes on there" if done.left else "")
-    print(f"rows in {lab.records.folder(options.results) / slug(device_name())}", *plan.missing(done.missing), sep="\n")
+    print(f"rows in {book.folder(options.results) / slug(device_name())}", *plan.missing(done.missing), sep="\n")
     return fail(f"{done.failed} configurations failed: the status column says why", 1) if done.failed else 0
 
 
 def _check(chosen: "list[Experiment]") -> int:
-    from ..lab.records.rehearsal import rehearse
+    from ..book.rehearsal import rehearse
 
     faults = rehearse(chosen, functools.partial(print, flush=True))
     print(*faults, sep="\n", end="\n" if faults else "")
@@ -70,7 +70,7 @@ def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
 
 
 def _plan_elsewhere(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
-    from ..lab.records.elsewhere import as_if_on
+    from ..book.elsewhere import as_if_on
 
     try:
         with as_if_on(options.machine, options.results) as card:
@@ -82,7 +82,7 @@ def _plan_elsewhere(chosen: "list[Experiment]", options: argparse.Namespace) -> 
 
 
 def _print_plan(chosen: "list[Experiment]", options: argparse.Namespace, memory_gib: float) -> None:
-    from ..lab.records import plan
+    from ..book import plan
 
     again = options.seconds is not None
     plans = [plan.plan(e, options.preset, results=options.results, again=again) for e in chosen]

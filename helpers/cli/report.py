@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
 
         raise Wrong(NO_ASSERTIONS)
     try:
-        from ..lab.report import BuildError, build
+        from ..book import BuildError, build
     except ImportError as error:
         return fail(f"the report needs {error.name}: pip install -r requirements.txt", 1)
     chosen = {name: getattr(options, name) for name in ("execute", "output", "results", "save_notebooks")}

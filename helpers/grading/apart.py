@@ -35,7 +35,7 @@ import torch
 from IPython import get_ipython
 from IPython.display import display
 
-from ..lab.checks.check import MISSING, RAISES, Check, Checker, answers, told
+from ..checks.check import MISSING, RAISES, Check, Checker, answers, told
 from ..lab.files import cache_folder
 from ..lab.machine import project_root
 from ..lab.memory import GIB, system_bytes
@@ -48,7 +48,7 @@ MOST_WRITTEN = 2**26  # bytes of a file
 PACKAGE = __package__.partition(".")[0]
 SYSTEM = "/usr", "/lib", "/lib64", "/bin", "/opt", "/etc", "/proc", "/sys", "/dev/null", "/dev/zero", "/dev/urandom"
 SECRET = ".git", "data/solutions", "tests"  # of a checkout: what is right, in one form or another
-FOR_NOTEBOOKS = ("lab.report.notebook",)  # what they import beside this package's rooms
+FOR_NOTEBOOKS = ("book.notebook",)  # what they import beside this package's rooms
 BEGINS, ANSWERS_WITH, FAILS, ENDS = "begins", "answers", "fails", "ends"  # the kinds of messages
 PR_SET_CHILD_SUBREAPER = 36
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..lab import checks
-from ..lab.checks.check import Checker, Line
-from ..lab.checks.numbers import questions
+from .. import checks
+from ..checks.check import Checker, Line
+from ..checks.numbers import questions
 
 
 @dataclass(frozen=True)

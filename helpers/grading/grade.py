@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ..lab.checks import Check
-from ..lab.checks.check import RAISES, Line, judged
+from ..checks import Check
+from ..checks.check import RAISES, Line, judged
 from ..script import landlock
 from .apart import Limits, Ran, get_ready, run_apart
 from .cells import Handed, read

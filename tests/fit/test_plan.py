@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from helpers import book
 from helpers.fit import Plan, count, fit, rank_memory
 from helpers.fit.plan import largest_batch, peak
-from helpers.lab import peak_memory, records
+from helpers.lab import peak_memory
 from helpers.lab.memory import GIB
 from helpers.rush import CPU_LADDER, Setup
 from helpers.rush.setup import climb
@@ -78,12 +79,12 @@ def test_the_two_gradients_of_a_tied_embedding_are_added_as_in_training(change):
     assert added(setup) == pytest.approx(peak_memory(lambda: trainer.step(tokens)).peak_bytes, rel=0.02)
 
 
-CLIMBED = [machine for machine in records.devices(cpu=True) if len(records.read(machine, "rush", "ladder"))]
+CLIMBED = [machine for machine in book.devices(cpu=True) if len(book.read(machine, "rush", "ladder"))]
 
 
 @pytest.mark.parametrize("machine", CLIMBED)
 def test_recorded_peaks_of_the_uncompiled_ladder_are_counted_within_5_percent(machine):
-    rows = records.read(machine, "rush", "ladder")
+    rows = book.read(machine, "rush", "ladder")
     rows = rows[(rows["model"] == "llama-60m") & (rows["status"] == "ok")]
     for step in ("no optimisation", "fused AdamW", "FlashAttention"):
         for measured in rows.loc[rows["step"] == step, "peak_gib"]:
@@ -97,7 +98,7 @@ COMPILED = ("compile", "chunked cross-entropy", "SwiGLU level 2", "bf16 weights"
 @pytest.mark.parametrize("step", COMPILED)
 @pytest.mark.parametrize("machine", CLIMBED)
 def test_recorded_peaks_of_its_compiled_rungs_too_where_another_compiler_fuses(machine, step):
-    rows = records.read(machine, "rush", "ladder")
+    rows = book.read(machine, "rush", "ladder")
     rows = rows[(rows["model"] == "llama-60m") & (rows["status"] == "ok")]
     for measured in rows.loc[rows["step"] == step, "peak_gib"]:
         assert added(CPU_LADDER[step]) / GIB == pytest.approx(measured, rel=0.06)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import book
 from helpers.cli import main
 from helpers.fit import Card, estimate, speed
 from helpers.fit.speed import NAMES, PRECISIONS, TAILS, band, complete, fitted, left_out, published, seconds
-from helpers.lab import records
 from helpers.lab.cards import LAUNCH_US, card, cards
 
 SMALL = {"gpu": "a100_80gb", "layers": 12, "width": 768, "seq": 1024, "micro_batch": 16}
@@ -115,7 +115,7 @@ def test_every_card_has_its_source_and_sane_rates():
 
 
 def test_the_h200s_sustained_rates_are_those_that_are_recorded():
-    rows, h200 = records.read("nvidia-h200", "swiglu", "ceilings"), card("h200")
+    rows, h200 = book.read("nvidia-h200", "swiglu", "ceilings"), card("h200")
     names = {"float32": "fp32", "tf32": "tf32", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
     products = rows[(rows["ceiling"] == "matmul") & (rows["size"] == 8192)].set_index("dtype")
     for dtype, name in names.items():

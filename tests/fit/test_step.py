@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
+from helpers import book
 from helpers.chapters.rush.setups import BEFORE_LENGTHS
 from helpers.fit import count, step_time
 from helpers.fit.fused import Compiler
@@ -16,7 +17,6 @@ from helpers.fit.meter import Meter
 from helpers.fit.step import SHARES, count_step, counted
 from helpers.kernels.swaps import COMPILED as COMPILED_NORM
 from helpers.kernels.swaps import WRITTEN_OUT
-from helpers.lab import records
 from helpers.lab.cards import card
 from helpers.lab.memory import GIB
 from helpers.models.llama import eager_rms_norm
@@ -24,7 +24,7 @@ from helpers.rush import Setup, climb
 from helpers.rush.trainer import Trainer
 
 H200 = card("h200")
-LADDER, CHECKPOINTED = (records.read("nvidia-h200", "rush", name) for name in ("ladder", "checkpointing"))
+LADDER, CHECKPOINTED = (book.read("nvidia-h200", "rush", name) for name in ("ladder", "checkpointing"))
 TINY = Setup(model="tiny", sequence=64, batch=2, precision="amp-bf16", attention="flash", optimizer="fused")
 ONE_LAYER = replace(TINY, layers=1)
 
@@ -99,7 +99,7 @@ def test_what_is_counted_is_what_torch_dispatches_in_a_real_step(optimizer):
 
 
 def test_shares_of_a_copys_rate_are_those_of_kernels_measured_alone():
-    norms, adam = (records.read("nvidia-h200", "rush", table) for table in ("norms", "adam"))
+    norms, adam = (book.read("nvidia-h200", "rush", table) for table in ("norms", "adam"))
     norms = norms[norms["kind"] == "rms"]
     compiled = norms.loc[norms["variant"] == COMPILED_NORM, "share_of_copy"]
     assert SHARES["fused"] == pytest.approx(compiled.median(), 0.01)

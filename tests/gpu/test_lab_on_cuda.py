@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
+from helpers.book.experiment import Experiment
 from helpers.lab import bench, environment, peak_memory
-from helpers.lab.records.experiment import Experiment
 
 
 def test_bench_times_the_device_and_not_the_queue():

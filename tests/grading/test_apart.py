@@ -26,8 +26,8 @@ CALLED = DOES | {
     "import socket; socket.create_connection(('127.0.0.1', 9))": "Error",
     "open({theirs!r}, 'w').write('changed')": "PermissionError",
     "open({theirs!r}).read()": "PermissionError",
-    "from helpers.lab.checks.numbers import ANSWERS; ANSWERS.read_text()": "PermissionError",
-    "from helpers.lab import checks; raise KeyError(open(checks.__file__).read()[:24])": "Checks that judge any",
+    "from helpers.checks.numbers import ANSWERS; ANSWERS.read_text()": "PermissionError",
+    "from helpers import checks; raise KeyError(open(checks.__file__).read()[:24])": "Checks that judge any",
 }
 # What it does when it is defined: answers are left out or made up, or are no answers.
 DEFINES = {

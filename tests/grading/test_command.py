@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from helpers.checks.numbers import questions
 from helpers.cli import main
-from helpers.lab.checks.numbers import questions
 
 
 def test_a_file_is_told_by_exercise_with_a_hint(tmp_path, capsys):

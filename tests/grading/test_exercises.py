@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from solution_cases import CHAPTERS
 
+from helpers import checks
+from helpers.checks.numbers import ANSWERS, questions
 from helpers.grading import EXERCISES, grade
 from helpers.grading.cells import Cell
-from helpers.lab import checks
-from helpers.lab.checks.numbers import ANSWERS, questions
 
 NOTEBOOKS = {int(path.name[:2]): path for path in (Path(__file__).parents[2] / "notebooks").glob("0[1-7]_*.ipynb")}
 WRITTEN = [exercise for exercise in EXERCISES.values() if exercise.check is not checks.number]

@@ -5,11 +5,12 @@ import sys
 import pytest
 import torch
 
+from helpers.book import Experiment
 from helpers.chapters import chapters, tables_of
 from helpers.cli import main
 from helpers.distributed import Job
 from helpers.fit import rank_memory
-from helpers.lab import DeviceError, Experiment, device, half_dtype
+from helpers.lab import DeviceError, device, half_dtype
 from helpers.lab.ceilings import large_copy
 from helpers.lab.machine import missing_because, without_kernels
 from helpers.training import stages

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ...amp import Autocast
-from ...lab import Worth, compare, device
+from ...book import Worth
+from ...book.table import table
+from ...book.values import timed
+from ...lab import compare, device
 from ...lab.machine import missing_because
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import timed
+from ...lab.rows import Row
 from .ratios import COLUMNS, TIMED, against, ratio_of, ratio_to
 
 TORCHS, OURS = "torch.autocast", "ours"

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ... import train as training
-from ...lab import Worth
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, pick
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, pick
+from ...lab.rows import Row
 from ...train import Step
 from .trainings import BOTH, LOOKED_AT, TASKS, LookedAt, training_setup
 

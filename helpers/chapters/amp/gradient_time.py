@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pandas as pd
 
 from ... import train as training
-from ...lab import Worth, bench, peak_memory
+from ...book import Worth
+from ...book.table import table
+from ...book.values import marked, number, over, pick
+from ...lab import bench, peak_memory
 from ...lab.memory import GIB
 from ...lab.precision import fp16_by_fp32
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import marked, number, over, pick
+from ...lab.rows import Row
 from ...lab.timing import tensors
 from .trainings import RUNS, SMALL_RUNS, TASKS, TIMED, runs, training_setup
 

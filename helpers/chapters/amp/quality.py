@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from ... import train as training
-from ...lab import Worth, device
+from ...book import Worth
+from ...book.table import numbers_of, table
+from ...book.values import PERCENT, Number, derived, lacking, mean_of
+from ...lab import device
 from ...lab.precision import fp16_by_fp32
-from ...lab.records import Row
-from ...lab.records.table import numbers_of, table
-from ...lab.records.values import PERCENT, Number, derived, lacking, mean_of
+from ...lab.rows import Row
 from ...train import PRECISIONS, Step
 from ...training import Task
 from .trainings import FULL_RUNS, LONG_RUNS, RUNS, SEEDS, SMALL_RUNS, TASKS, runs, training_setup, zero_share

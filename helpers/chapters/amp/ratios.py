@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pandas as pd
 
+from ...book.values import TIMES, Number, derived, over, pick
 from ...lab import Comparison
-from ...lab.records import Row
-from ...lab.records.values import TIMES, Number, derived, over, pick
+from ...lab.rows import Row
 
 TIMED = ["variant", "median_ms", "p20_ms", "p80_ms", "ratio_to_torch"]
 COLUMNS = "median_ms p20_ms p80_ms n"

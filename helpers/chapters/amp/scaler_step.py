@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...amp import DynamicGradScaler
-from ...lab import Worth, compare, device
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import derived, of_kernels, timed
+from ...book import Worth
+from ...book.table import table
+from ...book.values import derived, of_kernels, timed
+from ...lab import compare, device
+from ...lab.rows import Row
 from ...lab.timing import queue_ahead
 from .ratios import COLUMNS, TIMED, against, inverse, ratio_of, ratio_to
 

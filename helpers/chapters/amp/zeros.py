@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pandas as pd
 
 from ... import train as training
-from ...lab import Worth
+from ...book import Worth
+from ...book.table import table
+from ...book.values import derived
 from ...lab.precision import fp16_by_fp32
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import derived
+from ...lab.rows import Row
 from ...train import Step
 from .trainings import LOOKED_AT, RUNS, TASKS, TIMED, LookedAt, runs, training_setup, zero_share
 

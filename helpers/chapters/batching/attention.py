@@ -19,11 +19,12 @@ from ...batching.attention import (
     missing_because,
     without_cudnn_attention,
 )
-from ...lab import Timing, Worth, compare, device, each, peak_memory
+from ...book import Worth
+from ...book.table import table
+from ...book.values import TIMES, lacking, of_kernels, speedup, timed
+from ...lab import Timing, compare, device, each, peak_memory
 from ...lab.memory import GIB, is_out_of_memory
-from ...lab.records import STATUS, Row
-from ...lab.records.table import table
-from ...lab.records.values import TIMES, lacking, of_kernels, speedup, timed
+from ...lab.rows import STATUS, Row
 from ...lab.timing import check_agreement, queue_far_ahead
 from .inputs import compute_dtype, dtype_name, packed_offsets
 

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from ...batching import StandardDataset
 from ...batching.attention import without_cudnn_attention
-from ...lab import Worth, device
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import NORMAL, PERCENT, Number, derived, lacking, over, timed
+from ...book import Worth
+from ...book.table import table
+from ...book.values import NORMAL, PERCENT, Number, derived, lacking, over, timed
+from ...lab import device
+from ...lab.rows import Row
 from ...training.trainer import Batch
 from .feeds import BALANCED, BIG_BRAIN, BRAIN, FEEDS, PACKED, STEPS, in_turns
 from .inputs import MAX_LENGTH, compute_dtype, dtype_name, language_model, text

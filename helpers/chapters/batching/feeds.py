@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from ...book.values import Number, speedup
 from ...lab.estimate import LUCK_HERE, estimate
-from ...lab.records.values import Number, speedup
 from ...training.text_batches import balanced_batches, packed_batches, random_batches
 from .inputs import MAX_LENGTH
 

@@ -8,10 +8,10 @@ import pandas as pd
 
 from ...batching import pack
 from ...batching.packing import STRATEGIES
-from ...lab import Worth
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import derived
+from ...book import Worth
+from ...book.table import table
+from ...book.values import derived
+from ...lab.rows import Row
 from .inputs import wikitext_lengths
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 
 from ...batching import BalancedBatchSampler
-from ...lab import Worth
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import derived
+from ...book import Worth
+from ...book.table import table
+from ...book.values import derived
+from ...lab.rows import Row
 from .feeds import SPREADS
 from .inputs import MAX_LENGTH, wikitext_lengths
 

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from ...batching import BalancedBatchSampler
-from ...lab import Worth
+from ...book import Worth
+from ...book.table import table
+from ...book.values import over, pick
 from ...lab.machine import missing_because
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import over, pick
+from ...lab.rows import Row
 from .inputs import wikitext_lengths
 
 OURS, TORCHTEXT = "BalancedBatchSampler", "torchtext's BucketIterator"

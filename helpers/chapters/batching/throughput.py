@@ -10,11 +10,12 @@ import torch
 
 from ...batching import StandardDataset
 from ...batching.attention import VARIANTS, missing_because, without_cudnn_attention
-from ...lab import Worth, device
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, TIMES, Number, in_unit, lacking, of_kernels, over, pick, timed
+from ...lab import device
 from ...lab.memory import OUT_OF_MEMORY
-from ...lab.records import STATUS, Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, TIMES, Number, in_unit, lacking, of_kernels, over, pick, timed
+from ...lab.rows import STATUS, Row
 from ...metrics import LMCrossEntropyLoss
 from ...training.text_batches import full_batch, packed_batches
 from ...training.trainer import Batch

@@ -8,11 +8,12 @@ import pandas as pd
 import torch
 
 from ...batching.attention import without_cudnn_attention
-from ...lab import Worth, device, half_dtype, peak_memory
+from ...book import Worth
+from ...book.table import table
+from ...book.values import Number, cost, mean_of, over_runs
+from ...lab import device, half_dtype, peak_memory
 from ...lab.memory import PeakAbove
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import Number, cost, mean_of, over_runs
+from ...lab.rows import Row
 from ...training.language import frequent_words, guess_scores, open_texts, text_task
 from ...training.loop import fit
 from ...training.trainer import Precision, Trainer, mixed_precision

@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, TIMES, Number, derived, lacking, of_kernels, speedup, timed
 from ...compilers import backends, capture, kernels
-from ...lab import Worth, compare
+from ...lab import compare
 from ...lab.machine import device
-from ...lab.records import STATUS, Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, TIMES, Number, derived, lacking, of_kernels, speedup, timed
+from ...lab.rows import STATUS, Row
 from ...lab.timing import check_agreement, queue_far_ahead, tensors
 from .side_by_side import TIMED
 

@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 import pandas as pd
 
+from ...book import Worth
+from ...book.table import table
+from ...book.values import Number, derived, lacking
 from ...compilers import measure_semantics
 from ...compilers.capture import VARIANTS
 from ...compilers.capture_cases import CASES
 from ...compilers.semantics import BREAKS, OUTCOMES, SILENT, WARNED
-from ...lab import Worth
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import Number, derived, lacking
+from ...lab.rows import Row
 
 HEADS = {name: name for name in OUTCOMES} | {BREAKS: "graph break", WARNED: "wrong, warned", SILENT: "wrong, silent"}
 

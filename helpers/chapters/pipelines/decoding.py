@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
+from ...book.experiment import FAILED, Worth
+from ...book.table import table
+from ...book.values import Number
 from ...lab.machine import missing_because
-from ...lab.records import STATUS, Row
-from ...lab.records.experiment import FAILED, Worth
-from ...lab.records.table import table
-from ...lab.records.values import Number
+from ...lab.rows import STATUS, Row
 from ...lab.timing import Disagreement, Timing, compare
 from ...pipelines.decoders import REFERENCE, VARIANTS, ImageError, decode
 from ...pipelines.samples import example_jpegs

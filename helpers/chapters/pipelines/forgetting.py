@@ -19,11 +19,11 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ...lab import Worth
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, Number, mean_of
 from ...lab.machine import device, missing_because
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, Number, mean_of
+from ...lab.rows import Row
 from ...pipelines.forgetting import ForgettingTracker, is_correct
 from ...training import TrainingStep
 

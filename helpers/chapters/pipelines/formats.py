@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ...lab import Disagreement, Worth
+from ...book import Worth
+from ...book.table import table
+from ...book.values import TIMES, Number, lacking, over, pick
+from ...lab import Disagreement
 from ...lab.machine import missing_because
-from ...lab.records import STATUS, Row
-from ...lab.records.table import table
-from ...lab.records.values import TIMES, Number, lacking, over, pick
+from ...lab.rows import STATUS, Row
 from ...pipelines.formats import FORMATS, Sample, Stream
 from ...pipelines.formats.dataset import SUFFIXES, Reader
 from ...pipelines.formats.webdataset import Tar

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...lab import Worth
+from ...book import Worth
+from ...book.table import table
 from ...lab.machine import missing_because
-from ...lab.records import STATUS, Row
-from ...lab.records.table import table
+from ...lab.rows import STATUS, Row
 from ...lab.timing import NO_DIFFERENCE, Disagreement, compare
 
 INTERPRETER, NUMBA, NUMPY = "CPython", "numba", "numpy"

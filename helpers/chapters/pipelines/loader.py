@@ -19,11 +19,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ...lab import Worth
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, Number, derived, pick
 from ...lab.machine import missing_because
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, Number, derived, pick
+from ...lab.rows import Row
 from ...pictures import cores
 from ...pictures.transforms import cut_image, draw_cuts, random_boxes, to_tensor
 from ...pipelines import decoders

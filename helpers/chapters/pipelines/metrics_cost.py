@@ -22,11 +22,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ...lab import Worth, device
+from ...book import Worth
+from ...book.table import table
+from ...book.values import pick
+from ...lab import device
 from ...lab.machine import missing_because
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import pick
+from ...lab.rows import Row
 from ...lab.timing import Disagreement, synchronize
 from ...metrics import StreamingMetrics
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pandas as pd
 
+from ...book import Worth
+from ...book.table import table
+from ...book.values import derived
 from ...findings.diagnose import diagnose as read_diagnosis
 from ...findings.summary import LEAST
-from ...lab import Worth
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import derived
+from ...lab.rows import Row
 from .planted_faults import LOOPS, NAMES, PIPELINES, SIZES, SLOW, by_variant, fixes_of, sized, trace_of
 
 

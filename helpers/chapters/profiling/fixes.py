@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...lab import Worth
+from ...book import Worth
+from ...book.table import table
+from ...book.values import TIMES, judged, lacking, speedup
 from ...lab.estimate import AT_A_LOOK, EFFECT, LUCK_HERE, Estimate, estimate
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import TIMES, judged, lacking, speedup
+from ...lab.rows import Row
 from ...training.switched import Switched
 from .planted_faults import FIXED, PIPELINES, SIZES, SLOW, Block, Enough, fixes_of, side_by_side
 

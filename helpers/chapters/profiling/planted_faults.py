@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from ...book.values import Number, lacking
 from ...findings.trace import Trace
 from ...findings.trace_file import read_trace
 from ...lab import device
-from ...lab.records import Row
-from ...lab.records.values import Number, lacking
+from ...lab.rows import Row
 from ...lab.timing import between_ms, moment, synchronize
 from ...pictures import cores, local_photos
 from ...text import local_wikitext

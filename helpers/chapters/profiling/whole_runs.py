@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...lab import Worth
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, Number, over_runs, pick
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, Number, over_runs, pick
+from ...lab.rows import Row
 from ..amp.quality import constant_accuracy
 from .planted_faults import FIXED, NAMES, PIPELINES, SLOW, fixes_of, options, sized
 

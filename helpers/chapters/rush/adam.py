@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pandas as pd
 import torch
 
-from ...lab import Worth, compare, device
+from ...book import Worth
+from ...book.table import table
+from ...lab import compare, device
 from ...lab.machine import missing_because
-from ...lab.records import Row
-from ...lab.records.table import table
+from ...lab.rows import Row
 from ...lab.timing import queue_ahead
 from ...rush import optimizers
 from .bandwidth import TIMES, bandwidth, kernel_rows

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...lab import Worth
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import TIMES, lacking, speedup
+from ...book import Worth
+from ...book.table import table
+from ...book.values import TIMES, lacking, speedup
+from ...lab.rows import Row
 from ...lab.trials import Program, trial
 from ...rush.setup import START
 from .setups import ON_CPU, SMALL, missing, setup_of, training_step

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
+from ...book.values import timed
 from ...lab import Comparison
 from ...lab.ceilings import copy, large_copy
-from ...lab.records import STATUS, Row
-from ...lab.records.values import timed
+from ...lab.rows import STATUS, Row
 
 TIMES = "variant median_ms p20_ms p80_ms n "
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ...lab import Worth
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, Number, in_unit, lacking, marked, over, pick, speedup
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, Number, in_unit, lacking, marked, over, pick, speedup
+from ...lab.rows import Row
 from ...training.step import WARM_UP
 from .setups import FULL, MEDIUM, PAIRED, RUN_PAIRED, SMALL, beside, missing, run_apart, setup_of
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pandas as pd
 
 from ... import fit
+from ...book.table import numbers_of
+from ...book.values import PERCENT, Number, derived, lacking, pick
 from ...lab import cards
 from ...lab.memory import GIB
-from ...lab.records.table import numbers_of
-from ...lab.records.values import PERCENT, Number, derived, lacking, pick
 from ...rush import Setup, climb
 from ...rush.setup import LADDERS
 from .ladder import kind_of, ladder

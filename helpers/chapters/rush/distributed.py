@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pandas as pd
 
+from ...book import Worth
+from ...book.table import table
+from ...book.values import Number, pick
 from ...distributed import Job
 from ...distributed import measure as measure_ranks
-from ...lab import Worth
 from ...lab.memory import MIB
-from ...lab.records import STATUS, Row
-from ...lab.records.table import table
-from ...lab.records.values import Number, pick
+from ...lab.rows import STATUS, Row
 from .predictions import SHARDED, STRATEGIES
 
 HELD = ["parameter_bytes", "gradient_bytes", "optimizer_bytes"]

@@ -7,14 +7,15 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from ...book import Worth
+from ...book.table import table
+from ...book.values import TIMES as FACTOR
+from ...book.values import Number, timed
 from ...kernels import swaps
-from ...lab import Worth, compare, device, half_dtype, peak_memory
+from ...lab import compare, device, half_dtype, peak_memory
 from ...lab.machine import missing_because
 from ...lab.memory import GIB
-from ...lab.records import STATUS, Row
-from ...lab.records.table import table
-from ...lab.records.values import TIMES as FACTOR
-from ...lab.records.values import Number, timed
+from ...lab.rows import STATUS, Row
 from ...rush import optimizers
 from .bandwidth import TIMES
 

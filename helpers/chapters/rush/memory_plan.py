@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pandas as pd
 
+from ...book import Worth
+from ...book.table import table
 from ...distributed import Job
 from ...fit import rank_memory
-from ...lab import Worth
-from ...lab.records import Row
-from ...lab.records.table import table
+from ...lab.rows import Row
 from .predictions import PLANNED, SHARDED, STRATEGIES
 from .setups import TINY
 

@@ -8,11 +8,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from ...book import Worth
+from ...book.table import table
 from ...kernels import swaps
-from ...lab import Worth, compare, device
+from ...lab import compare, device
 from ...lab.machine import missing_because
-from ...lab.records import Row
-from ...lab.records.table import table
+from ...lab.rows import Row
 from ...lab.timing import queue_ahead
 from .bandwidth import TIMES, bandwidth, kernel_rows
 

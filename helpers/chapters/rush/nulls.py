@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from ...lab import Worth
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, Number, derived, lacking
 from ...lab.estimate import LUCK_HERE
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, Number, derived, lacking
+from ...lab.rows import Row
 from ...lab.trials import Program, trial
 from ...lab.trials.start_noise import of_ratios
 from ...rush.measurement import in_turns

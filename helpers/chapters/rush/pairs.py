@@ -6,9 +6,10 @@ both, and here is the best rung against the plain loop.
 
 import statistics
 
-from ...lab import Worth, device, in_fresh_process
-from ...lab.records import Row
-from ...lab.records.table import table
+from ...book import Worth
+from ...book.table import table
+from ...lab import device, in_fresh_process
+from ...lab.rows import Row
 from ...rush import stands_on
 from ...rush.measurement import in_turns
 from ...rush.setup import LADDERS, START

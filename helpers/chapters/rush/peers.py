@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...lab import Worth
+from ...book import Worth
+from ...book.table import table
+from ...book.values import TIMES, Number, derived, lacking, paired, timed
 from ...lab.machine import missing_because
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import TIMES, Number, derived, lacking, paired, timed
+from ...lab.rows import Row
 from . import transformers_llama
 from .setups import FULL, MEDIUM, ON_CPU, SMALL, SPREAD, apart, missing, setup_of
 from .transformers_llama import ALIKE

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from ... import fit
+from ...book.values import PERCENT, derived
 from ...distributed import Job
 from ...fit.speed import left_out, published
 from ...lab import cards
 from ...lab.memory import GIB
-from ...lab.records.values import PERCENT, derived
 from ...rush.rates import flops_per_token
 
 SHARDED = ("ddp", "zero2", "zero3")

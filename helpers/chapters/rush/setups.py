@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ...lab import device, in_fresh_process
 from ...lab.machine import missing_because
-from ...lab.records import Row
+from ...lab.rows import Row
 from ...rush import Setup, Trainer, run, rung
 from ...rush.measurement import ON_CPU_LOSS_STEPS, text_tokens
 from ...rush.setup import START

@@ -12,12 +12,13 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ...lab import Worth, device
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, TIMES, Number, judged, lacking, paired, pick, timed
+from ...lab import device
 from ...lab.estimate import EFFECT
 from ...lab.memory import OUT_OF_MEMORY, is_out_of_memory
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, TIMES, Number, judged, lacking, paired, pick, timed
+from ...lab.rows import Row
 from ...rush import Setup
 from ...rush.measurement import first_loss
 from .setups import FULL, MEDIUM, ON_CPU, PAIRED, RUN_PAIRED, SMALL, apart, missing, run_apart, setup_of

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pandas as pd
 
+from ...book.table import Table
+from ...book.values import TIMES, Number, judged, lacking
 from ...lab.estimate import EFFECT, NONE, UNDECIDED
-from ...lab.records.table import Table
-from ...lab.records.values import TIMES, Number, judged, lacking
 from .. import compilers, profiling, rush
 from .stages import stages
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from ...book.values import FAILS, HOLDS, NOT_MEASURED, Number, Verdict, derived
 from ...lab.estimate import LUCK_HERE, UNDECIDED
-from ...lab.records.values import FAILS, HOLDS, NOT_MEASURED, Number, Verdict, derived
 from .. import select
 
 CHAPTERS = ("summary", "amp", "batching", "profiling", "swiglu", "rush", "pipelines", "compilers")  # 0 to 7

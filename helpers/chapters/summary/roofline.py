@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...lab.records.table import numbers_of
-from ...lab.records.values import Number
+from ...book.table import numbers_of
+from ...book.values import Number
 from ...rush.rates import recorded_rates
 from ..profiling.modules import modules
 from ..swiglu.ceilings import ceilings

@@ -2,10 +2,11 @@
 
 import functools
 
-from ...lab import Worth, in_fresh_process
+from ...book import Worth
+from ...book.table import table
+from ...lab import in_fresh_process
 from ...lab.machine import missing_because
-from ...lab.records import Row
-from ...lab.records.table import table
+from ...lab.rows import Row
 from ...text import local_wikitext
 from ...training.stages import COMPILED, MIXED, STAGES, build_trainer, environment
 from ..profiling.fixes import COLUMNS, paired

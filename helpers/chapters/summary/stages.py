@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from ...lab import Worth, in_fresh_process
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, TIMES, Number, cost, derived, lacking, over_runs, speedup
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, TIMES, Number, cost, derived, lacking, over_runs, speedup
+from ...lab import in_fresh_process
+from ...lab.rows import Row
 from ...text import local_wikitext
 from ...training.stages import COMPILED, MIXED, PROFILED, STAGES, environment, run
 from .stage_steps import NAMES, missing, stage_steps

@@ -27,12 +27,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ...batching import BaseDataset, collate_fn
+from ...book import Worth
+from ...book.table import table
+from ...book.values import Number, derived, lacking, mean_of, over_runs
 from ...kernels.chunked_loss import IGNORED
-from ...lab import Worth, device, in_fresh_process
+from ...lab import device, in_fresh_process
 from ...lab.memory import PeakAbove
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import Number, derived, lacking, mean_of, over_runs
+from ...lab.rows import Row
 from ...lab.timing import synchronize
 from ...models import Llama
 from ...rush import Setup, Trainer

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pandas as pd
 import torch
 
-from ...lab import Worth, device
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, pick
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, pick
+from ...lab import device
+from ...lab.rows import Row
 from ...lab.timing import relative_error
 from ...swiglu import MemoryOptimizedSwigluMLP, SwigluMLP
 from .layers import train_step

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...lab import Worth
+from ...book import Worth
+from ...book.table import table
+from ...book.values import timed
 from ...lab.ceilings import copy, launch, product_rate, to_device
 from ...lab.machine import missing_because
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import timed
+from ...lab.rows import Row
 from .sizes import NAMES, TIME_COLUMNS
 
 

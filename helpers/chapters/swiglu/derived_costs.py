@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pandas as pd
 
+from ...book.values import PERCENT, Number
 from ...lab.memory import GIB
-from ...lab.records.values import PERCENT, Number
 from ...swiglu.elementwise import groups
 from ...swiglu.steps import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO, LEVELS
 from .layers import CHECKPOINT, LIGER, OURS, PLAIN, SAVES

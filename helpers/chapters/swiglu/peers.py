@@ -9,13 +9,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ...lab import Worth, compare, device
-from ...lab.machine import missing_because
-from ...lab.memory import OUT_OF_MEMORY, is_out_of_memory
-from ...lab.records import STATUS, Row
-from ...lab.records.experiment import FAILED, free_memory
-from ...lab.records.table import table
-from ...lab.records.values import (
+from ...book import Worth
+from ...book.experiment import FAILED, free_memory
+from ...book.table import table
+from ...book.values import (
     NOISY,
     PERCENT,
     TIMES,
@@ -31,6 +28,10 @@ from ...lab.records.values import (
     pick,
     quiet,
 )
+from ...lab import compare, device
+from ...lab.machine import missing_because
+from ...lab.memory import OUT_OF_MEMORY, is_out_of_memory
+from ...lab.rows import STATUS, Row
 from ...lab.timing import queue_far_ahead
 from ...rush.rates import recorded_rates
 from ...swiglu import SwigluMLP

@@ -9,12 +9,13 @@ import pandas as pd
 import torch
 from torch import nn
 
-from ...lab import Worth, device, peak_memory, phases
+from ...book import Worth
+from ...book.table import numbers_of, table
+from ...book.values import PERCENT, derived, marked
+from ...lab import device, peak_memory, phases
 from ...lab.device_share import as_column, share
 from ...lab.memory import GIB
-from ...lab.records import Row
-from ...lab.records.table import numbers_of, table
-from ...lab.records.values import PERCENT, derived, marked
+from ...lab.rows import Row
 from ...lab.timing import Timing
 from ...swiglu import MemoryOptimizedSwigluMLP
 from .derived_costs import least_and_most, peak_bytes

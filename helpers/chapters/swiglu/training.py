@@ -7,10 +7,11 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ...lab import Worth, device, half_dtype, multiplies_half
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import derived, mean_of
+from ...book import Worth
+from ...book.table import table
+from ...book.values import derived, mean_of
+from ...lab import device, half_dtype, multiplies_half
+from ...lab.rows import Row
 from ...models.llama import PRESETS, Llama
 from ...swiglu import MemoryOptimizedSwigluMLP
 from ...text import SyntheticText

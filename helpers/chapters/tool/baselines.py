@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...lab.records.values import TIMES, Number
+from ...book.values import TIMES, Number
 from .cases import ROOT
 
 BASELINES = ROOT / "data" / "cases" / "baselines"

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from ...book.values import PERCENT, Number, derived
 from ...faults import planted_by
 from ...lab.estimate import todays
-from ...lab.records import Row
-from ...lab.records.values import PERCENT, Number, derived
+from ...lab.rows import Row
 from ...trying.answer import Tried
 
 ROOT = Path(__file__).resolve().parents[3]

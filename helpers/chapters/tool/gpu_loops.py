@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...lab import Worth
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, Number, lacking, share_of
 from ...lab.machine import missing_because
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, Number, lacking, share_of
+from ...lab.rows import Row
 from ...trying import try_edited
 from .cases import ENDLESS, GPU_CASES, answered, counted, interval, percents, profiled, shares_of, shortened
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pandas as pd
 
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, Number, share_of
 from ...faults import entries
 from ...findings.diagnose import diagnose
-from ...lab import Worth
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, Number, share_of
+from ...lab.rows import Row
 from ...trying import try_edited, try_script
 from .cases import (
     CASES,

@@ -15,11 +15,11 @@ import pandas as pd
 import torch
 from torch import nn
 
-from ...lab import Worth
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, Number, derived, lacking, over_runs, share_of
 from ...lab.cpu import ALLOCATORS
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import PERCENT, Number, derived, lacking, over_runs, share_of
+from ...lab.rows import Row
 from ...lab.trials import FASTER, SLOWER, Program, trial
 from ...lab.trials.start_noise import of_null_trials
 from .cases import counted, percents

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...lab import Worth
+from ...book import Worth
+from ...book.table import table
+from ...book.values import share_of
 from ...lab.machine import missing_because
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import share_of
+from ...lab.rows import Row
 from .cases import CASES, ENDLESS, LIMIT_S, names_the_line
 
 PEERS, START_S, PEER_S = ("py-spy", "scalene"), 6, 8  # other profilers, and seconds before and while they sample

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pandas as pd
 
 from ... import training
+from ...book import Worth
+from ...book.table import table
+from ...book.values import share_of
 from ...faults import entries, planted_by
-from ...lab import Worth
-from ...lab.records import Row
-from ...lab.records.table import table
-from ...lab.records.values import share_of
+from ...lab.rows import Row
 from ...trying import try_edited, try_script
 from ...trying.answer import Tried, text
 from ..profiling.planted_faults import NAMES

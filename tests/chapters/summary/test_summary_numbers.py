@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 
+from helpers.book.values import TIMES, Number, cost, lacking
 from helpers.chapters import summary
 from helpers.chapters.summary import changes
 from helpers.chapters.summary.machines import described, not_measured
-from helpers.lab.records.values import TIMES, Number, cost, lacking
 
 
 def test_changes_are_ordered_by_class_and_gain_and_counted():

@@ -5,6 +5,8 @@ import pandas as pd
 import pytest
 import torch
 
+from helpers.book import store
+from helpers.book.runner import measure
 from helpers.chapters.summary import time_to_loss as table
 from helpers.chapters.summary.time_to_loss import (
     BEGINNER,
@@ -25,8 +27,6 @@ from helpers.chapters.summary.time_to_loss import (
     without_padding,
 )
 from helpers.kernels.chunked_loss import IGNORED
-from helpers.lab.records import store
-from helpers.lab.records.runner import measure
 from helpers.text.articles import Articles
 
 SMALL = SIZES["small"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from helpers.lab.records import devices, read
+from helpers.book import devices, read
 from helpers.lab.trials import start_noise
 
 

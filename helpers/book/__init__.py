@@ -1,0 +1,46 @@
+"""What was measured, on disk, and what is shown of it: tables and the plan of a run, rows, numbers, cells, the report.
+
+    from helpers.book import build, read
+    read("nvidia-h200", "rush", "ladder")                 # a frame of rows
+    build(execute=False)                                  # report.pdf from the outputs as committed
+
+    jupyter nbconvert --to dlspeed.book.ReportExporter notebooks/01_amp.ipynb
+
+nbconvert reads the notebooks, pandoc converts their text, Typst sets the pages, pikepdf packs them, all as Python
+packages: no LaTeX, browser, network or font of the system, so the same notebooks give the same bytes everywhere.
+Converting a notebook takes well under a second; what takes time is executing it.
+"""
+
+from ..boot import when_used
+
+__all__ = [
+    "BuildError",
+    "Experiment",
+    "RecordError",
+    "ReportExporter",
+    "Worth",
+    "build",
+    "devices",
+    "figures",
+    "folder",
+    "measure",
+    "notebook",
+    "read",
+    "read_rows",
+    "summary",
+]
+
+# Reading needs pandas; cells and figures need matplotlib, and only the report nbconvert: each loads what it needs.
+__getattr__ = when_used(
+    __name__,
+    {
+        "build": "build",
+        "convert": "BuildError",
+        "experiment": "Experiment Worth",
+        "exporter": "ReportExporter",
+        "figures": "",
+        "notebook": "",
+        "runner": "measure",
+        "store": "RecordError devices folder read read_rows summary",
+    },
+)

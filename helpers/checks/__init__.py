@@ -1,0 +1,39 @@
+"""Checks that judge any implementation of what the tasks ask for: the reader's, ours, torch's.
+
+    from helpers import checks
+    checks.swiglu(MySwigluFunction)
+
+A check prints a line for each thing that must hold, with the figure that shows it, and raises nothing: what raises
+inside counts as failed, with its message. `check.passed` says whether all held. What isn't written yet (it raises
+`NotImplementedError`) is "not attempted". References are torch's own operations, gradcheck or brute force; the checks
+know nothing of the rest of this library. Each takes a second or a few. `numbers` judges what is worked out on paper.
+"""
+
+from .batching import batch_sampler, packed_attention, packing
+from .check import Check
+from .compilers import graphs, guarded_trace
+from .data import class_scores, forgetting, tar_read
+from .layers import chunked_loss, fused_norm, mfu, swiglu
+from .numbers import number, numbers
+from .precision import accumulated_step, autocast, grad_scaler
+
+__all__ = [
+    "Check",
+    "accumulated_step",
+    "autocast",
+    "batch_sampler",
+    "chunked_loss",
+    "class_scores",
+    "forgetting",
+    "fused_norm",
+    "grad_scaler",
+    "graphs",
+    "guarded_trace",
+    "mfu",
+    "number",
+    "numbers",
+    "packed_attention",
+    "packing",
+    "swiglu",
+    "tar_read",
+]
