@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ..lab import files
 
 COSTS, PLACES = "costs.json.gz", "places.json.gz"  # a recording's profiles: without stacks, and with them
+OBSERVED = "observed.json"  # beside them, where it is of one process
 
 
 class LineTime(NamedTuple):

@@ -14,13 +14,14 @@ recorded.
 """
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ from torch.optim import Optimizer
 
 from ..lab.machine import OthersLoad
 from . import hooks
+from .children import started_recorded
 from .loader_workers import watched_workers
-from .observation import Observation
+from .observation import OBSERVED, Observation
 from .running import UNSEEN, Stop, compiled, counted_steps, run_script
 from .stacks import user_line
 from .windows import OwnProfiler, Plan, Windows
@@ -40,7 +42,8 @@ OWN_PROFILER = (
     "`dlspeed diagnose`"
 )
 READ_EARLY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by torch, when it is imported
-EARLIER = re.compile(r"(costs|places|rank\d+)\.json\.gz|observed\d*\.json")  # files of an earlier run
+CLAIM = "recorded"  # a file of the process that is recorded, of several that a script starts
+EARLIER = re.compile(r"(costs|places|rank\d+)\.json\.gz|observed\d*\.json|recorded")  # files of an earlier run
 AGAIN_S = 5.0  # between attempts to stop a script whose time is up
 DEAREST = 20  # lines of loaders' workers
 
@@ -104,14 +107,19 @@ def record_script(
         windows.close()
         crowded = load.cores and load.cores + torch.get_num_threads() > (os.cpu_count() or 1)
         others = load.cores if crowded and ranks == 1 else None  # other ranks are no strangers
-        seen = replace(windows.monitor.observation(), workers=workers, others=others)
+        seen = windows.observation(workers, others)
         if os.getpid() == process and seen.iterations:
-            seen.write(folder / f"observed{rank if ranks > 1 else ''}.json")
+            seen.write(folder / (f"observed{rank}.json" if ranks > 1 else OBSERVED))
     if os.getpid() != process:  # a fork of the script's
         raise SystemExit(code)
     if not windows.costs.path.exists():
         raise _nothing(script, windows, seen, code)
-    notes = [f"{script} {OWN_PROFILER}" if windows.disturbed else windows.missing(script)]
+    if windows.disturbed:
+        notes = [f"{script} {OWN_PROFILER}"]
+    elif windows.iterations:
+        notes = [windows.missing(script)]
+    else:
+        notes = [f"what was recorded is a process that {script} started"]
     late = [name for name, value in variables.items() if os.environ.get(name) != value]
     notes += [f"{script} sets {name}, which torch had read before: set it in the shell" for name in late]
     if ranks > 1 and rank == 0:
@@ -124,23 +132,46 @@ def _emptied(folder: Path, rank: int) -> Path:
     """The folder without an earlier run's files, before any rank has trained."""
     if not os.access(next(place for place in (folder, *folder.parents) if place.exists()), os.W_OK):
         raise NothingRecorded(f"{folder} can't be written: name another folder (--output)")
-    for file in folder.glob("*.json*") if rank == 0 else ():
+    for file in folder.glob("*") if rank == 0 else ():
         if EARLIER.fullmatch(file.name):
             file.unlink()
     return folder
 
 
 def _run(program: Any, argv: list[str], windows: Windows, workers: list[Any], tell: Callable[[str], None]) -> Any:
-    """Run the script until the windows are over; what it gave to sys.exit. `workers` gets the loaders' workers' lines.
+    """Run the script until the windows are over; what it gave to sys.exit."""
+    folder, plan = windows.costs.path.parent, windows.plan
+    with contextlib.ExitStack() as around:
+        around.enter_context(recorded(windows, workers, stops=not plan.go_on, tell=tell))
+        if windows.ranks == 1:
+            around.enter_context(_ended_after(0.0 if plan.go_on else plan.seconds))
+            record = functools.partial(_record_started, folder=folder, plan=plan)
+            around.enter_context(started_recorded(record, folder / OBSERVED, stops=not plan.go_on))
+        return run_script(program, argv)
 
-    The monitor's switches are put back first, then what tells when workers start.
+
+@contextlib.contextmanager
+def recorded(
+    windows: Windows,
+    workers: list[Any],
+    *,
+    stops: bool,
+    tell: Callable[[str], None] = lambda line: None,
+    claim: Callable[[], bool] = bool,
+) -> Iterator[None]:
+    """Around a training: its steps are told to the windows, whose end raises `Stop` if it `stops`.
+
+    `workers` gets the loaders' workers' lines. The monitor's switches are put back first, then what tells when workers
+    start. Nothing is recorded where `claim`, called after the first step, says so by True.
     """
-    began, plan = time.monotonic(), windows.plan
+    began = time.monotonic()
 
     def stepped(optimizer: Optimizer | None) -> None:
-        if not windows.iterations:
+        if not windows.iterations and windows.are_of_this_process:
             tell(f"the first iteration ended after {time.monotonic() - began:.1f} s")
-        if windows.stepped(optimizer) and not plan.go_on:
+            if claim():
+                windows.close()
+        if windows.stepped(optimizer) and stops:
             raise Stop if threading.current_thread() is threading.main_thread() else SystemExit
 
     def profiled(start: Callable[..., None], profiler: torch.profiler.profile) -> None:
@@ -148,7 +179,7 @@ def _run(program: Any, argv: list[str], windows: Windows, workers: list[Any], te
         if not isinstance(profiler, OwnProfiler):
             windows.disturbed = True
             windows.close()
-            if not plan.go_on:
+            if stops:
                 raise Stop
         start(profiler)
 
@@ -157,13 +188,34 @@ def _run(program: Any, argv: list[str], windows: Windows, workers: list[Any], te
         hooks.wrap({hooks.PROFILER: profiled}),
         windows.monitor.watching(),
         watched_workers() as by_line,
-        _ended_after(plan.seconds if not plan.go_on and windows.ranks == 1 else 0.0),
     ):
         try:
-            return run_script(program, argv)
+            yield
         finally:
             windows.monitor.stop()  # what follows is ours
             workers += [(*line, seconds) for line, seconds in by_line().most_common(DEAREST)]
+
+
+def _record_started(call: Callable[[], Any], *, folder: Path, plan: Plan) -> None:
+    """Run a call in a process that the script has started, and record it, unless another one is recorded already."""
+    windows, workers = Windows(folder, plan, 0, 1), []  # type: Windows, list[Any]
+
+    def claimed() -> bool:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / CLAIM).touch(exist_ok=False)
+        except FileExistsError:
+            return True
+        return False
+
+    try:
+        with recorded(windows, workers, stops=not plan.go_on, claim=claimed):
+            call()
+    finally:
+        windows.close()
+        seen = windows.observation(workers)
+        if windows.costs.path.exists() and windows.iterations > 1 and seen.iterations:
+            seen.write(folder / OBSERVED)
 
 
 def _nothing(script: str, windows: Windows, seen: Observation, code: Any) -> BaseException:
@@ -172,7 +224,7 @@ def _nothing(script: str, windows: Windows, seen: Observation, code: Any) -> Bas
         return NothingRecorded(f"{script} {OWN_PROFILER}", seen)
     if code:
         return SystemExit(code)
-    ended = f"ended without an optimizer step: {UNSEEN}"
+    ended = f"ended without an optimizer step: {UNSEEN.format('another program')}"
     if windows.iterations:
         ended = f"ended after {windows.iterations} iterations: at least 3 are needed, and --after + 3 for the windows"
     return NothingRecorded(f"{script} {ended}", seen)

@@ -4,6 +4,7 @@ import builtins
 import contextlib
 import functools
 import gc
+import multiprocessing
 import os
 import runpy
 import sys
@@ -40,7 +41,7 @@ QUIET = {
 BACKWARDS = 16  # of a script whose update rule is its own
 RARE = 8  # steps of one optimizer between two of another: the latter doesn't end the iterations
 UNSEEN = (
-    "steps of torch.optim in this process are seen, but not those of a process that it starts (torchrun … --no-python "
+    "steps of torch.optim in this process are seen, but not those of {} that it starts (torchrun … --no-python "
     "dlspeed profile SCRIPT) or of a replayed CUDA graph"
 )
 
@@ -67,7 +68,9 @@ def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
                 vars(running).update(__file__=program.co_filename, __builtins__=builtins, __cached__=None)
                 exec(program, vars(running))
     except Stop:
-        pass
+        end_loader_workers()
+        for process in multiprocessing.active_children():  # Python would wait for them at its own end
+            process.kill()
     except SystemExit as end:
         return end.code
     finally:

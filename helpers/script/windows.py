@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from ..lab import files
 from ..lab.machine import missing_because
 from .monitor import Monitor
-from .observation import COSTS, PLACES
+from .observation import COSTS, PLACES, Observation
 from .pace import Pace
 from .rates import speedups
 from .running import end_of_iteration
@@ -170,7 +170,7 @@ class Windows:
 
     def stepped(self, optimizer: Optimizer | None) -> bool:
         """Whether the last window ended with this step of the optimizer; None: with a backward, where nothing steps."""
-        if self._over or os.getpid() != self._process:
+        if self._over or not self.are_of_this_process:
             return False
         self._thread = self._thread or threading.get_ident()
         if threading.get_ident() != self._thread:
@@ -186,10 +186,19 @@ class Windows:
         self._over = ended if self.ranks == 1 else self.iterations >= together
         return self._over
 
+    def observation(self, workers: list[Any], others: float | None = None) -> Observation:
+        """What was seen of the loop, and of its loaders' workers and of other processes beside it."""
+        return replace(self.monitor.observation(), workers=workers, others=others)
+
+    @property
+    def are_of_this_process(self) -> bool:
+        """Not of one that it has forked."""
+        return os.getpid() == self._process
+
     def close(self) -> None:
         """End the window that is open; its complete iterations count."""
         self._over = True
-        if os.getpid() != self._process:
+        if not self.are_of_this_process:
             return
         with contextlib.suppress(RuntimeError):  # some versions of torch stop a profiler only in its own thread
             self._steps.close()

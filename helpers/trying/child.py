@@ -98,7 +98,11 @@ def _run_again_and_again(order: SimpleNamespace, folder: Scratch, turns: Steps, 
         with running.counted_steps(stepped):
             code = running.run_script(program, order.command)
         if iterations == before:
-            sandbox.end(f"{script} ended with code {code}" if code else f"ended without a step: {running.UNSEEN}")
+            sandbox.end(
+                f"{script} ended with code {code}"
+                if code
+                else f"ended without a step: {running.UNSEEN.format('a process')}"
+            )
         first_run = False
         turns.run_ended()
         facts.forget()

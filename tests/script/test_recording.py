@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import os
+import pickle
+import subprocess
 import sys
 import textwrap
 from collections import Counter
@@ -12,8 +14,9 @@ import pytest
 import torch
 from script.recorded import in_steps, read, watch
 
+import helpers
 from helpers.cli import main
-from helpers.script import windows
+from helpers.script import children, windows
 from helpers.script.recording import NothingRecorded
 from helpers.script.running import end_of_iteration
 
@@ -425,3 +428,60 @@ def test_a_wrong_command_is_one_line(arguments, message, capsys):
     assert code == 2
     assert error.count("\n") == 1
     assert message in error
+
+
+STARTED = """
+import multiprocessing
+def train(rank):
+    for _ in range(10**6):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+if __name__ == "__main__":
+    optimizer = optimizer()
+    torch.set_num_threads(1)
+    processes = [multiprocessing.get_context("fork").Process(target=train, args=(rank,)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    print("the end")
+"""
+
+
+def test_a_training_in_processes_that_the_script_starts_is_recorded_in_one_of_them(script, capsys):
+    recording = watch(script(STARTED), steps=4)
+    assert in_steps(recording.costs) == [(1, 1)] * 4
+    assert recording.note == "what was recorded is a process that train.py started"
+    assert "the end" not in capsys.readouterr().out
+    assert not multiprocessing.active_children()
+
+
+def test_a_spawned_process_finds_this_package_without_its_name_on_the_path():
+    load = "import pickle, sys; print(pickle.load(sys.stdin.buffer).__module__)"
+    call = pickle.dumps(children._Started())
+    done = subprocess.run([sys.executable, "-P", "-c", load], input=call, capture_output=True, cwd="/")
+    assert done.stdout.decode().strip() == "dlspeed.script.children"
+
+
+def test_a_block_of_a_notebook_is_watched_to_its_end_or_until_enough_is_known(capsys):
+    model = torch.nn.Linear(64, 64)
+    optimizer, steps = torch.optim.SGD(model.parameters()), 0
+
+    def train(most):
+        nonlocal steps
+        for _ in range(most):
+            steps += 1
+            optimizer.zero_grad()
+            model(torch.randn(8, 64)).sum().backward()
+            optimizer.step()
+
+    with helpers.watch(steps=4, stop=True) as watched:
+        train(10**6)
+    assert 10 < steps < 1000 and "4 steps" in str(watched.diagnosis) and "4 steps" in capsys.readouterr().out
+    begun = steps
+    with helpers.watch(steps=4) as watched:
+        train(60)
+    assert steps == begun + 60 and watched.diagnosis.steps == 4
+    with pytest.raises(NothingRecorded, match="2 iterations ended in this block"), helpers.watch():
+        train(2)
