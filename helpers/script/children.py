@@ -20,6 +20,7 @@ from .running import Stop
 START = hooks.Point(BaseProcess, "start")
 LIBRARIES = ("multiprocessing.", "concurrent.", "torch.utils.data.", "joblib.")  # whose processes train nothing
 LOOK_S = 0.5  # between looks for what such a process saves
+AGAIN_S = 5.0  # between attempts to stop a script
 
 
 class _Started:
@@ -54,7 +55,7 @@ def started_recorded(record: Callable[..., Any], saved: Path, stops: bool) -> It
     def watch() -> None:
         while not ended.wait(LOOK_S):
             if saved.exists():
-                signal.setitimer(signal.ITIMER_REAL, 1e-3, LOOK_S)  # its handler raises `Stop` in the main thread
+                signal.setitimer(signal.ITIMER_REAL, 1e-3, AGAIN_S)  # its handler raises `Stop` in the main thread
                 return
 
     if stops:

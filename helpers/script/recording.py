@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from ..lab.machine import OthersLoad
 from . import hooks
-from .children import started_recorded
+from .children import AGAIN_S, started_recorded
 from .loader_workers import watched_workers
 from .observation import OBSERVED, Observation
 from .running import UNSEEN, Stop, compiled, counted_steps, run_script
@@ -44,7 +44,6 @@ OWN_PROFILER = (
 READ_EARLY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by torch, when it is imported
 CLAIM = "recorded"  # a file of the process that is recorded, of several that a script starts
 EARLIER = re.compile(r"(costs|places|rank\d+)\.json\.gz|observed\d*\.json|recorded")  # files of an earlier run
-AGAIN_S = 5.0  # between attempts to stop a script whose time is up
 DEAREST = 20  # lines of loaders' workers
 
 

@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -68,6 +69,8 @@ def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
                 vars(running).update(__file__=program.co_filename, __builtins__=builtins, __cached__=None)
                 exec(program, vars(running))
     except Stop:
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)  # it isn't stopped again in what follows
         end_loader_workers()
         for process in multiprocessing.active_children():  # Python would wait for them at its own end
             process.kill()
