@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--until-epoch", action="store_true", help="watch until an epoch has ended, or an evaluation")
     about = "watch so long, for steps that get slower and what grows with them"
     add("--watch", dest="minutes", type=positive, default=0.0, metavar="MINUTES", help=about)
-    add("--limit", type=positive, default=120.0, metavar="S", help="for the rest (default: 120)")
+    add("--limit", type=positive, default=120.0, metavar="S", help="from the first step on (default: 120)")
     add("--output", type=Path, metavar="DIR", help="where to save (default: profile-SCRIPT)")
     add_formats(parser)
     add_script(parser)

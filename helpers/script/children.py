@@ -5,7 +5,6 @@ server or loader starts them. Of several that train the first to end an iteratio
 """
 
 import contextlib
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,12 +14,11 @@ from typing import Any
 
 from .. import boot
 from . import hooks
-from .running import Stop
+from .running import Stop, stop_after
 
 START = hooks.Point(BaseProcess, "start")
 LIBRARIES = ("multiprocessing.", "concurrent.", "torch.utils.data.", "joblib.")  # whose processes train nothing
 LOOK_S = 0.5  # between looks for what such a process saves
-AGAIN_S = 5.0  # between attempts to stop a script
 
 
 class _Started:
@@ -42,8 +40,11 @@ def run_started(target: Callable[..., Any], record: Callable[..., Any], *argumen
 
 
 @contextlib.contextmanager
-def started_recorded(record: Callable[..., Any], saved: Path, stops: bool) -> Iterator[None]:
-    """Let processes that start meanwhile run by `record(call)`; when one has `saved` its file, end the script."""
+def started_recorded(record: Callable[..., Any], begun: Path, saved: Path, seconds: float) -> Iterator[None]:
+    """Let processes that start meanwhile run by `record(call)`.
+
+    The script is stopped when one has `saved` what it recorded, and so many seconds after it has `begun`; 0: never.
+    """
     ended = threading.Event()
 
     def start(begin: Callable[..., None], process: Any) -> None:
@@ -53,12 +54,14 @@ def started_recorded(record: Callable[..., Any], saved: Path, stops: bool) -> It
         begin(process)
 
     def watch() -> None:
-        while not ended.wait(LOOK_S):
-            if saved.exists():
-                signal.setitimer(signal.ITIMER_REAL, 1e-3, AGAIN_S)  # its handler raises `Stop` in the main thread
-                return
+        """What stops the script is raised in the main thread."""
+        for file, after in ((begun, seconds), (saved, 1e-3)):
+            while not file.exists():
+                if ended.wait(LOOK_S):
+                    return
+            stop_after(after)
 
-    if stops:
+    if seconds:
         threading.Thread(target=watch, name="started processes", daemon=True).start()
     try:
         with hooks.wrap({START: start}):

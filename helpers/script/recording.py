@@ -30,10 +30,10 @@ from torch.optim import Optimizer
 
 from ..lab.machine import OthersLoad
 from . import hooks
-from .children import AGAIN_S, started_recorded
+from .children import started_recorded
 from .loader_workers import watched_workers
 from .observation import OBSERVED, Observation
-from .running import UNSEEN, Stop, compiled, counted_steps, run_script
+from .running import UNSEEN, Stop, compiled, counted_steps, run_script, stop_after
 from .stacks import user_line
 from .windows import OwnProfiler, Plan, Windows
 
@@ -43,6 +43,7 @@ OWN_PROFILER = (
 )
 READ_EARLY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by torch, when it is imported
 CLAIM = "recorded"  # a file of the process that is recorded, of several that a script starts
+PATIENCE = 10  # times the limit until the first step: data may be prepared before
 EARLIER = re.compile(r"(costs|places|rank\d+)\.json\.gz|observed\d*\.json|recorded")  # files of an earlier run
 DEAREST = 20  # lines of loaders' workers
 
@@ -140,12 +141,22 @@ def _emptied(folder: Path, rank: int) -> Path:
 def _run(program: Any, argv: list[str], windows: Windows, workers: list[Any], tell: Callable[[str], None]) -> Any:
     """Run the script until the windows are over; what it gave to sys.exit."""
     folder, plan = windows.costs.path.parent, windows.plan
+    limited = windows.ranks == 1 and not plan.go_on
+
+    def begun() -> bool:
+        if limited and threading.current_thread() is threading.main_thread():
+            stop_after(plan.seconds)
+        return False
+
     with contextlib.ExitStack() as around:
-        around.enter_context(recorded(windows, workers, stops=not plan.go_on, tell=tell))
+        around.enter_context(recorded(windows, workers, stops=not plan.go_on, tell=tell, claim=begun))
+        if limited:
+            around.enter_context(_stopped_by_alarm())
+            stop_after(PATIENCE * plan.limit)
         if windows.ranks == 1:
-            around.enter_context(_ended_after(0.0 if plan.go_on else plan.seconds))
             record = functools.partial(_record_started, folder=folder, plan=plan)
-            around.enter_context(started_recorded(record, folder / OBSERVED, stops=not plan.go_on))
+            stops = plan.seconds if limited else 0.0
+            around.enter_context(started_recorded(record, folder / CLAIM, folder / OBSERVED, stops))
         return run_script(program, argv)
 
 
@@ -239,12 +250,9 @@ def _await_ranks(folder: Path, ranks: int, seconds: float = 60.0) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _ended_after(seconds: float) -> Iterator[None]:
-    """Raise `Stop` in the main thread after so many seconds; 0: never.
-
-    And every few seconds from then on, as what is raised inside of a destructor is lost.
-    """
-    if not seconds or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+def _stopped_by_alarm() -> Iterator[None]:
+    """`Stop` is raised in the main thread when an alarm rings: see `stop_after`."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         yield
         return
 
@@ -253,7 +261,6 @@ def _ended_after(seconds: float) -> Iterator[None]:
             raise Stop
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
         yield
     finally:

@@ -39,6 +39,7 @@ QUIET = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
 }
+AGAIN_S = 5.0  # between attempts to stop a script
 BACKWARDS = 16  # of a script whose update rule is its own
 RARE = 8  # steps of one optimizer between two of another: the latter doesn't end the iterations
 UNSEEN = (
@@ -49,6 +50,15 @@ UNSEEN = (
 
 class Stop(BaseException):
     """Ends the script inside its last recorded step; not an Exception, which scripts catch."""
+
+
+def stop_after(seconds: float) -> None:
+    """Let the alarm ring that stops the script, and every few seconds from then on; 0: never.
+
+    Once isn't enough, as what is raised inside of a destructor is lost.
+    """
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S if seconds else 0.0)
 
 
 def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
@@ -69,8 +79,7 @@ def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
                 vars(running).update(__file__=program.co_filename, __builtins__=builtins, __cached__=None)
                 exec(program, vars(running))
     except Stop:
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, 0)  # it isn't stopped again in what follows
+        stop_after(0.0)  # it isn't stopped again in what follows
         end_loader_workers()
         for process in multiprocessing.active_children():  # Python would wait for them at its own end
             process.kill()

@@ -56,7 +56,7 @@ class Plan:
     `steps` iterations at most after the first `after`: by default 10, fewer where these take more than 30 s, more where
     DataLoader's workers prefetch many batches, as a loop that waits for them doesn't until these are used up.
     Unprofiled, it is observed for at least 20 iterations and 8 s, `minutes`, or `until_epoch` ended. Then the script is
-    stopped, unless it may `go_on` to its end; after `limit` seconds what is known by then is kept.
+    stopped, unless it may `go_on` to its end; `limit` seconds after its first step what is known by then is kept.
     """
 
     steps: int = 8
