@@ -4,12 +4,12 @@ import pytest
 
 from helpers import faults
 from helpers.chapters.profiling.planted_faults import PIPELINES
-from helpers.chapters.tool.cases import CASES, GPU_CASES
+from helpers.chapters.tool import cases
 from helpers.chapters.tool.tried import CHANGES
 from helpers.trying import changes
 from helpers.trying.answer import COUNTED
 
-LOOPS = CASES | GPU_CASES
+LOOPS = cases.CASES | cases.cases_in(cases.LOOPS / "gpu")
 FIXES = {switch.name for pipeline in PIPELINES.values() for switch in pipeline.switches}
 
 

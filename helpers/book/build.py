@@ -62,7 +62,7 @@ def build(
         exporter, pages = ReportExporter(), Path(temporary, "pages")
         pages.mkdir()
         chapters = [chapter(nb, path.stem, pages) for path, nb in notebooks.items()]
-        pdf = _compiled(exporter, chapters, pages, _waiting(list(notebooks.values())))
+        pdf = _compiled(exporter, chapters, pages)
 
     drawn = {figures / name: svg for name, svg in _figures(chapters).items()}
     made = {output: pdf} | (drawn if own else {})
@@ -111,15 +111,9 @@ def _notes(notebooks: list[nbformat.NotebookNode]) -> list[tuple[nbformat.Notebo
     return [(output, note(output)) for output in outputs]
 
 
-def _waiting(notebooks: list[nbformat.NotebookNode]) -> list[tuple[str, str]]:
-    """The tables that no machine has measured, each with what it is about."""
-    tables = {about["waiting"]: about.get("about", "") for _, about in _notes(notebooks) if "waiting" in about}
-    return [(name, " ".join(about.split()).partition(". ")[0].rstrip(".")) for name, about in tables.items()]
-
-
-def _compiled(exporter: ReportExporter, chapters: list[Chapter], pages: Path, waiting: list[tuple[str, str]]) -> bytes:
+def _compiled(exporter: ReportExporter, chapters: list[Chapter], pages: Path) -> bytes:
     try:
-        return compile_pdf(exporter.document(chapters, contents=True, waiting=waiting), pages)
+        return compile_pdf(exporter.document(chapters, contents=True), pages)
     except BuildError as whole:
         # Typst names a line of the whole document; the notebook is found by compiling each alone.
         for each in chapters:

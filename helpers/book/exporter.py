@@ -43,14 +43,10 @@ class ReportExporter(TemplateExporter):
             only = chapter(nb, name, Path(folder))
             return compile_pdf(self.document([only], title=name), Path(folder)), resources
 
-    def document(
-        self, chapters: Sequence[Chapter], title: str = TITLE, contents: bool = False, waiting: Sequence = ()
-    ) -> str:
-        """Typst source of the chapters, with the table of `contents` after the first; `waiting` has no record yet."""
+    def document(self, chapters: Sequence[Chapter], title: str = TITLE, contents: bool = False) -> str:
+        """Typst source of the chapters, with the table of `contents` after the first."""
         appendix = any("appendix" in piece["tags"] for chapter in chapters for piece in chapter.pieces)
-        return self.template.render(
-            chapters=chapters, title=title, contents=contents, appendix=appendix, waiting=waiting
-        )
+        return self.template.render(chapters=chapters, title=title, contents=contents, appendix=appendix)
 
 
 def typst_string(text: object) -> str:

@@ -50,8 +50,7 @@ def when(*needed: OnMachine) -> Callable[[Callable], None]:
         missing = [table.experiment for table in tables if not len(table.measured)]
         for experiment in missing:
             line = f"*Not measured yet. To measure it: `dlspeed measure {experiment.name}`.*"
-            waiting = {"report": False, "waiting": experiment.name, "about": experiment.about}
-            display(Markdown(line), metadata={"helpers": waiting})
+            display(Markdown(line), metadata=LEFT_OUT)
         if not missing:
             cell(*needed)
 

@@ -2,6 +2,5 @@
 
 from .backends import BACKENDS, build, missing_because
 from .capture import show
-from .semantics import measure_semantics
 
-__all__ = ["BACKENDS", "build", "measure_semantics", "missing_because", "show"]
+__all__ = ["BACKENDS", "build", "missing_because", "show"]

@@ -96,14 +96,6 @@ def forget_compiled() -> None:
     clear_compilation_metrics()
 
 
-def dynamo_counts(fn: Function, example: Example) -> tuple[int, int]:
-    """How many graph breaks Dynamo has in `fn(*example)`, and how often it recompiled since `forget_compiled`."""
-    from torch._dynamo.utils import get_compilation_metrics
-
-    recompiles = sum(bool(metrics.recompile_reason) for metrics in get_compilation_metrics())
-    return len(torch._dynamo.explain(fn)(*example).break_reasons), recompiles
-
-
 def show(variant: str, fn: Function, *example: Any) -> str:
     """Dynamo's graphs of `fn(*example)`, or the kernels that inductor generates from them (`torch.compile`).
 

@@ -1,16 +1,15 @@
 """Whether captured functions behave as the originals.
 
-    measure_semantics("branch on data", "torch.jit.trace")
-    {"case": "branch on data", "variant": "torch.jit.trace", "outcome": "wrong, with a warning"}
+    outcome(lambda: Case(fn, example, other), torch.jit.trace)         # "wrong, with a warning"
 
-A case is captured with its example, then called with it, then with other arguments (or in another mode, or with another
-setting) that lead to another path through the function. Compared is everything that a caller can observe: output or
-exception, printed text, appended list items, and the arguments after the call. Each call has the same seed as the
-corresponding call of the plain function.
+A case is captured with its example, then called with it, then with other arguments that lead to another path through
+the function. Compared is everything that a caller can observe: output or exception, printed text, and the arguments
+after the call. Each call has the same seed as the corresponding call of the plain function.
 """
 
 import contextlib
 import copy
+import dataclasses
 import io
 import warnings
 from collections.abc import Callable
@@ -19,40 +18,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..lab.arguments import check_choice
-from ..lab.machine import check_assertions
-from ..lab.rows import STATUS, Row
-from . import backends, capture
-from .capture_cases import CASES, Case
+from . import capture
 
-RIGHT, SILENT, WARNED = "right", "silently wrong", "wrong, with a warning"
-REFUSES, BREAKS, RECOMPILES = "refuses", "breaks the graph", "recompiles"
-OUTCOMES = (RIGHT, RECOMPILES, BREAKS, REFUSES, WARNED, SILENT)
+RIGHT, SILENT, WARNED, REFUSES = "right", "silently wrong", "wrong, with a warning", "refuses"
 
 SEED = 20
 
 
-Observed = tuple[Any, ...]  # of a call: output, printed text, list items and arguments afterwards; () if it raised
+Observed = tuple[Any, ...]  # of a call: output, printed text, arguments afterwards; () if it raised
 
 
-def measure_semantics(case: str, variant: str) -> Row:
-    """Capture a case by a variant, call it, and return one row about the result.
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A function, the arguments that it is captured with, and others that lead to another path through it."""
 
-    `outcome` is one of `OUTCOMES`. Costs some milliseconds, with inductor seconds of a C++ compiler. If inductor can't
-    compile on this machine, the row has a `status` and no outcome.
-    """
-    check_assertions()  # the cases' and torch's
-    check_choice(CASES, case=case)
-    check_choice(capture.VARIANTS, variant=variant)
-    if variant == capture.INDUCTOR and (reason := backends.missing_because(backends.COMPILE, torch.device("cpu"))):
-        return {"case": case, "variant": variant, STATUS: reason}
-    make = CASES[case]
-    with torch.random.fork_rng(devices=[]), capture.isolated():
-        result, plain = _outcome(make, capture.VARIANTS[variant]), make()
-        breaks, recompiles = capture.dynamo_counts(plain.fn, plain.example) if variant in capture.BY_DYNAMO else (0, 0)
-    if result == RIGHT and (breaks or recompiles):
-        result = BREAKS if breaks else RECOMPILES
-    return {"case": case, "variant": variant, "outcome": result}
+    fn: Callable[..., Any]
+    example: tuple[Any, ...]
+    other: tuple[Any, ...]
 
 
 def outcome(make: Callable[[], Case], capturing: capture.Capture) -> str:
@@ -60,7 +42,7 @@ def outcome(make: Callable[[], Case], capturing: capture.Capture) -> str:
 
     `make` makes the case anew, for a call may change its state.
     """
-    with capture.isolated():
+    with torch.random.fork_rng(devices=[]), capture.isolated():
         return _outcome(make, capturing)
 
 
@@ -97,22 +79,15 @@ def same(result: Any, expected: Any) -> bool:
 
 
 def _calls(case: Case, fn: Callable[..., Any]) -> list[tuple[Observed, Exception | None]]:
-    """A call with the example, then `case.between`, then a call with the other arguments."""
-    first = _call(case, fn, case.example)
-    try:
-        case.between(fn)
-    except Exception as error:  # a captured module may not support switching its mode
-        return [first, ((), error)]
-    return [first, _call(case, fn, case.other)]
+    return [_call(fn, case.example), _call(fn, case.other)]
 
 
-def _call(case: Case, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Observed, Exception | None]:
+def _call(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Observed, Exception | None]:
     arguments = copy.deepcopy(arguments)
-    case.log.clear()
     torch.manual_seed(SEED)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
             output = fn(*arguments)
         except Exception as error:
             return (), error
-    return copy.deepcopy((output, printed.getvalue(), case.log, arguments)), None
+    return copy.deepcopy((output, printed.getvalue(), arguments)), None

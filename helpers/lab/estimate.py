@@ -22,13 +22,12 @@ from statistics import NormalDist
 import numpy as np
 
 LUCK = 0.02  # standard deviation of the log ratio of a program against itself over starts, where no null trials say it
-# Over trials of functions in one process. Assumed, from no null trial: `rush/nulls` has what a GPU's trials show, once
-# it is recorded, and a goal compares both.
+# Over trials of functions in one process: assumed, from no null trial.
 LUCK_HERE = 0.002
 WEIGHT = 8  # starts that `LUCK` counts as, beside those of the trial
 SHOWN, DECIDED = 0.95, 0.99  # confidence of the interval that is shown, and of a verdict
 # A trial that looks at its result up to `MOST_LOOKS` times and ends when it is decided has this confidence at each, and
-# about `DECIDED` in all: chapter 3 simulates it.
+# about `DECIDED` in all: `tests/simulated_trials.py` simulates it.
 MOST_LOOKS, AT_A_LOOK = 8, 1 - (1 - DECIDED) / 4
 TRIMMED = 0.2  # of a start's pairs, at either end
 LEAST_PAIRS = 4  # within a start; fewer have no spread that could be estimated

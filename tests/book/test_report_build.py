@@ -166,18 +166,15 @@ def test_what_is_wrong_is_said_with_its_place_and_nothing_is_written(cells, mess
 def test_the_first_chapter_comes_before_the_contents_and_the_appendix_last(project, pages):
     goals = v4.new_markdown_cell("## Goals", metadata={"tags": ["appendix"]})
     write(project, "00_summary", "# Summary\n\n## Findings", goals)
-    note = {"report": False, "waiting": "amp/quality", "about": "A whole training run: its accuracy."}
-    waiting = v4.new_output("display_data", {"text/markdown": "*Not measured yet.*"}, metadata={"helpers": note})
     part = v4.new_markdown_cell("## Another part", metadata={"tags": ["new-page"]})
-    write(project, "04_fourth", "# Fourth\n\n## Part", part, code("results(e)", waiting))
+    write(project, "04_fourth", "# Fourth\n\n## Part", part)
     report = pages(build(execute=False).read_bytes())
     first, second = report.pages
     assert first.startswith("Summary\nFindings") and "Goals" not in first
     contents, fourth = first.split("\n4 Fourth\n4.1 Part")  # a chapter begins where there is room
-    assert "Contents" in contents and "4.1 Part" in contents.replace("\n", " ") and "Another" not in fourth
+    assert "Contents" in contents and "Part" not in contents and "Another" not in fourth
     another, appendix = second.split("\nAppendix\n")
-    assert another.startswith("4.2 Another part") and "Not measured yet." not in another
-    assert "\nGoals" in appendix and "A whole training run: its accuracy" in appendix.split("amp/quality")[1]
+    assert another.startswith("4.2 Another part") and "Goals" in appendix
 
 
 def test_a_chapter_begins_a_page_where_less_than_a_quarter_of_one_is_left(project, pages):

@@ -98,4 +98,4 @@ def test_what_nobody_measured_is_one_line_that_says_how_to(record, times, monkey
     notebook.when(times(needs=[SORTING]).on(CPU))(lambda numbers: rendered.append("ran"))
     ((text, metadata),) = rendered
     assert "dlspeed measure chapter/sorting" in text
-    assert metadata == {"report": False, "waiting": "chapter/sorting", "about": "Sorts."}
+    assert metadata == {"report": False}

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated_trials import MACHINES, simulated, until_decided
 
 from helpers.lab.estimate import LUCK, students, todays, verdict_class
 from helpers.lab.trials import FASTER, SLOWER, estimate
-from helpers.lab.trials.simulation import MACHINES, simulated, until_decided
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(0.8, FASTER), (1.25, SLOWER)])

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from helpers.chapters.pipelines.decoding import difference
 from helpers.lab.machine import missing_because
 from helpers.pipelines.decoders import VARIANTS, Decoder, ImageError, decode
 from helpers.pipelines.samples import example_jpegs
@@ -68,9 +67,10 @@ def test_grey_becomes_rgb_and_exif_turns_nothing(variant):
 
 @pytest.mark.parametrize("side", [64, 63])
 def test_a_draft_has_half_the_sides_rounded_up_and_the_mean_of_the_pixels(side):
-    data = jpeg(smooth(side, 41))
-    assert decode("Pillow, draft at half size", data).shape == (21, -(-side // 2), 3)
-    difference("Pillow, draft at half size", [data])  # raises unless it is small
+    data = jpeg(pixels := smooth(side, 41))
+    half = decode("Pillow, draft at half size", data)
+    assert half.shape == (21, -(-side // 2), 3)
+    assert np.abs(half.astype(int) - np.asarray(Image.fromarray(pixels).reduce(2))).mean() <= 3
 
 
 BROKEN = {

@@ -2,7 +2,5 @@
 
 from .exponents import exponents  # isort: skip
 from .gradient_time import gradient_time  # isort: skip
-from .zeros import zeros  # isort: skip
-from .autocast_overhead import autocast_overhead  # isort: skip
 from .scaler_step import scaler_step  # isort: skip
 from .quality import curves, quality  # isort: skip

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from ... import train as training
 from ...book import Worth
 from ...book.table import table
-from ...book.values import PERCENT, pick
+from ...book.values import PERCENT, Number, lacking
 from ...lab.rows import Row
 from ...train import Step
 from .trainings import BOTH, LOOKED_AT, TASKS, LookedAt, training_setup
 
 LOWEST, HIGHEST = -60, 20  # exponents in separate bins; fp16 ends at -24, with subnormal numbers
-LIMITS = {"below 2⁻¹⁴": -14, "below 2⁻²⁵": -25}  # fp16's smallest normal number; what it rounds to zero
+ZERO = -25  # fp16 rounds numbers of smaller exponents to zero
 
 
 @table(
@@ -75,18 +75,15 @@ def count_exponents(values: Tensor) -> Tensor:
 
 @exponents.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
-    """Shares of nonzero gradients by exponent: task → kind → rows; and the shares below fp16's limits.
+    """Shares of nonzero gradients by exponent: task → kind → rows.
 
     `zeroed` is the share of each task's activation gradients that fp16 rounds to zero.
     """
     tasks: dict[str, dict[str, pd.DataFrame]] = {}
-    lost = []
+    zeroed = {task: lacking(name, PERCENT) for task, name in TASKS.items()}
     for (task, kind), part in rows.dropna(subset="exponent").groupby(["task", "kind"], sort=False):
         tasks.setdefault(task, {})[kind] = part
-        share, exponent = part["share"], part["exponent"]
-        shares = {name: share[exponent < limit].sum() / share.sum() for name, limit in LIMITS.items()}
-        lost.append({"task": TASKS[task], "gradients of": kind} | shares)
-    lost_shares = pd.DataFrame(lost, columns=["task", "gradients of", *LIMITS])
-    activations = lost_shares[lost_shares["gradients of"] == "activations"]
-    zeroed = {task: pick(activations, "below 2⁻²⁵", PERCENT, 0, task=name) for task, name in TASKS.items()}
-    return SimpleNamespace(tasks=tasks, lost=lost_shares, zeroed=zeroed)
+        if kind == "activations":
+            below = part.loc[part["exponent"] < ZERO, "share"].sum() / part["share"].sum()
+            zeroed[task] = Number(below, PERCENT, decimals=0)
+    return SimpleNamespace(tasks=tasks, zeroed=zeroed)

@@ -7,6 +7,5 @@ from .attention import attention  # isort: skip
 from .batch_time import batch_time  # isort: skip
 from .throughput import throughput  # isort: skip
 from .training import training  # isort: skip
-from .packing import packing  # isort: skip
 from .padding import padding  # isort: skip
 from .sampler_scaling import sampler_scaling  # isort: skip

@@ -101,7 +101,6 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         tables=[timed(shaped[rows["batch_size"] == size], ["variant", *columns]) for size in sizes],
         sizes=sizes,
         model=f"{epoch}, {first['dtype']}, {first['source']}",
-        against_brain=against_brain.reindex(STEPS),
         big_brain=gain[BIG_BRAIN],
         balanced=gain[BALANCED],
         packed=gain[PACKED],

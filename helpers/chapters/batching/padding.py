@@ -8,7 +8,7 @@ import pandas as pd
 from ...batching import BalancedBatchSampler
 from ...book import Worth
 from ...book.table import table
-from ...book.values import derived
+from ...book.values import PERCENT, derived
 from ...lab.rows import Row
 from .feeds import SPREADS
 from .inputs import MAX_LENGTH, wikitext_lengths
@@ -59,10 +59,11 @@ def _candidate_share(lengths: np.ndarray, k: int) -> float:
 
 @padding.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
-    """Padding, filled places and eligible batch-mates, a row for each sampler."""
-    percent = rows.assign(padding=100 * rows["padding_share"], filled=100 * rows["fill"])
-    wide = percent.pivot_table(index="variant", columns="batch_size", values=["padding", "filled"], sort=False)
-    wide.columns = [f"{name}, batch {size}, %" for name, size in wide.columns]
+    """Padding and eligible batch-mates, a row for each sampler; `filled` is the least share of filled places."""
+    percent = rows.assign(padding=100 * rows["padding_share"])
+    wide = percent.pivot_table(index="variant", columns="batch_size", values="padding", sort=False)
+    wide.columns = [f"padding, batches of {size}, %" for size in wide.columns]
     mates = 100 * rows.groupby("variant", sort=False)["candidate_share"].first().rename("eligible batch-mates, %")
     shown = pd.concat([mates, wide], axis=1).map("{:.1f}".format).reset_index()
-    return SimpleNamespace(table=shown, samples=derived(rows["samples"].max(), "configured", "", 0))
+    filled = derived(rows["fill"].min(), "counted", PERCENT, 0)
+    return SimpleNamespace(table=shown, filled=filled, samples=derived(rows["samples"].max(), "configured", "", 0))

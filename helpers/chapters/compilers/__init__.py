@@ -1,6 +1,5 @@
 """Chapter 7's tables, a file each."""
 
-from .semantics import semantics  # isort: skip
 from .fusion import fusion  # isort: skip
 from .latency import latency  # isort: skip
 from .training import training  # isort: skip

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...book import Worth
 from ...book.table import table
-from ...book.values import PERCENT, TIMES, Number, derived, lacking, of_kernels, speedup, timed
+from ...book.values import PERCENT, TIMES, Number, derived, lacking, of_kernels, speedup
 from ...compilers import backends, capture, kernels
 from ...lab import compare
 from ...lab.machine import device
@@ -239,12 +239,8 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     compiled = compiled.loc[[gain.measured for gain in compiled["speedup"]]]
     eager_bytes = fastest[fastest["label"] == EAGER].set_index("case")["bytes_moved"]
     compiled = compiled.assign(share=compiled["bytes_moved"] / eager_bytes.reindex(compiled.index))
-    columns = ["case", "variant", "kernels", "bytes", "median_ms", "p20_ms", "p80_ms", "baseline_ms", "speedup"]
-    heads = {"bytes": "bytes / bound", "baseline_ms": "eager, ms"}
     return SimpleNamespace(
         bars=fastest.loc[[gain.measured for gain in fastest["speedup"]]],
-        times=timed(fastest[fastest["label"] != EAGER], columns).rename(columns=heads),
-        millions=derived(large["size"].max() / 2**20, "a setting", "", 0),
         cases=derived(len(compiled), "counted", "", 0),
         faster=derived((compiled["ratio"] < 1 / SAME).sum(), "counted", "", 0),
         median=_median(compiled["speedup"]),

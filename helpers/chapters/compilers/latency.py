@@ -27,7 +27,7 @@ from ...lab.precision import fp32_products
 from ...lab.rows import Row
 from ...lab.timing import check_agreement
 from . import workloads
-from .side_by_side import SPEEDS, Runs, modes_named, side_by_side, spread, waited
+from .side_by_side import SPEEDS, Runs, modes_named, side_by_side, waited
 from .workloads import BERT_BASE, RESNET_18
 
 BOTH = (RESNET_18, BERT_BASE)
@@ -95,7 +95,7 @@ def measure_latency(
 
 @latency.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
-    """Inference in fp32: a table for each model, and each backend's mean speedup over the batch sizes.
+    """Inference in fp32: both models by backend, and each backend's mean speedup over the batch sizes.
 
     Of ONNX Runtime's for ResNet-18 `fused` is what fusion adds, and `threaded` what more than one thread adds beyond
     eager's: the rest is that of its products.
@@ -109,7 +109,7 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     best = max(means.items(), key=lambda mean: float(mean[1]), default=(("", ""), lacking("inference", TIMES)))
     served = [mean for (_, backend), mean in means.items() if backend in (ONNX, "torch.compile")]
     return SimpleNamespace(
-        tables={model: _by_batch(of_model) for model, of_model in rows.groupby("model", sort=False)},
+        table=_by_model(rows),
         resnet_onnx=onnx,
         fused=over(onnx, _at(means, (RESNET_18, ONNX_UNFUSED))),
         threaded=over(onnx, over(onnx_alone, alone)),
@@ -124,17 +124,21 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     )
 
 
-def _by_batch(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each backend: at each batch its latency and its speedup with the spread, and the time to build it."""
+def _by_model(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each backend: for each model and batch its latency and its speedup, and the time to build it."""
     backends = list(dict.fromkeys(rows["backend"]))
     columns = {"backend": backends}
-    for batch, of_batch in rows.groupby("batch"):
-        of_batch = of_batch.set_index("backend").reindex(backends)
-        columns[f"batch {batch}, ms"] = [marked(row["median_ms"], row) for row in of_batch.to_dict("records")]
-        gains = {name: speedup(row, 2) for name, row in of_batch.iterrows() if name != "eager"}
-        columns[f"batch {batch}, speedup"] = list(map(gains.get, backends))
-        columns[f"batch {batch}, p20–p80"] = spread(of_batch, "speedup_p20", "speedup_p80", ".2f").to_numpy()
-    columns["build, s"] = rows.drop_duplicates("backend")["build_s"].to_numpy()
+    for model, of_model in rows.groupby("model", sort=False):
+        name = model.partition(",")[0]
+        for batch, of_batch in of_model.groupby("batch"):
+            of_batch = of_batch.set_index("backend").reindex(backends)
+            columns[f"{name}, batch {batch}, ms"] = [
+                marked(row["median_ms"], row) for row in of_batch.to_dict("records")
+            ]
+            gains = {name: speedup(row, 2) for name, row in of_batch.dropna(subset="median_ms").iterrows()}
+            columns[f"{name}, batch {batch}, speedup"] = list(map((gains | {"eager": None}).get, backends))
+        built = of_model.drop_duplicates("backend").set_index("backend")["build_s"]
+        columns[f"{name}, build, s"] = built.reindex(backends).to_numpy()
     return pd.DataFrame(columns)
 
 

@@ -194,7 +194,6 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     steps = compiled["break_even_steps"].iloc[-1] if len(compiled) else float("nan")
     return SimpleNamespace(
         steps=timed(others, [*columns, "break_even_steps"]).rename(columns=heads),
-        compiled=dict(zip(compiled["model"], speedups, strict=False)),
         least=speedups[0],
         most=speedups[-1],
         most_model=compiled["model"].iloc[-1].partition(",")[0] if len(compiled) else "",

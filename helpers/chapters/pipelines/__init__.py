@@ -1,6 +1,5 @@
 """Chapter 6's tables, a file each."""
 
-from .decoding import decoding  # isort: skip
 from .formats import formats  # isort: skip
 from .loader import loader  # isort: skip
 from .metrics_cost import metrics_cost  # isort: skip

@@ -127,7 +127,7 @@ def jitted(program: str) -> Callable[[Any], Any]:
 
 @jit.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
-    """Milliseconds a call by program, size and variant; at each program's largest size also numba's gain and cost."""
+    """Milliseconds a call by program and variant at each program's largest size, and numba's gain and cost."""
     programs = list(rows["program"].unique())
     largest = rows[rows["size"] == rows.groupby("program")["size"].transform("max")]
     ms = largest.pivot(index="program", columns="variant", values="median_ms").reindex(programs)
@@ -136,7 +136,4 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     shown = shown.join(ms.add_suffix(", ms"))
     shown["numba's speedup"] = numba["speedup"]
     shown["compile, s"], shown["break-even iterations"] = numba["compile_s"], numba["turns"]
-    lines = {program: dict(list(of.sort_values("size").groupby("variant"))) for program, of in rows.groupby("program")}
-    return SimpleNamespace(
-        lines={program: lines[program] for program in programs}, table=shown.rename_axis("program").reset_index()
-    )
+    return SimpleNamespace(table=shown.rename_axis("program").reset_index())

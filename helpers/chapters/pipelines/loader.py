@@ -159,21 +159,16 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     """Idle shares of the device, measured and predicted: by workers, and with other loaders."""
     rows = rows.assign(error=100 * (rows["idle_share"] - rows["predicted_idle_share"]))
     plain = (rows["prefetch"] == 2) & (rows["decode"] == "Pillow")
-    shown = rows.rename(columns={"error": "error, points", "decode": "decoder"})
-    shown["idle"] = rows["idle_share"].map("{:.0%}".format)
-    shown["predicted idle"] = rows["predicted_idle_share"].map("{:.0%}".format)
-    ends = ["idle", "predicted idle", "error, points"]
 
     def idle(workers: int, prefetch: int = 2, decode: str = "Pillow") -> Number:
         return pick(rows, "idle_share", PERCENT, 0, step_ms=STEP_MS, workers=workers, prefetch=prefetch, decode=decode)
 
     return SimpleNamespace(
         lines={f"step of {step:.0f} ms": of.sort_values("workers") for step, of in rows[plain].groupby("step_ms")},
-        simulated=shown.loc[plain, ["step_ms", "workers", "samples_per_s", *ends, "wait_ms", "startup_s"]],
-        others=shown.loc[~plain, ["decoder", "step_ms", "workers", "prefetch", *ends]],
         no_workers=idle(0),
         two_workers=idle(2),
         simplejpeg=idle(2, decode="simplejpeg"),
+        half_size=idle(2, decode="Pillow, draft at half size"),
         prefetched=idle(2, prefetch=8),
         rows=len(rows),
         median_error=Number(rows["error"].abs().median(), "points", decimals=1),

@@ -169,11 +169,9 @@ VARIANTS: dict[str, tuple[Callable[[int, torch.device], Metric], tuple[str, ...]
 @metrics_cost.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
     """Milliseconds of each metric at a step, in the first and the last tenth of the epoch."""
-    lines = dict(list(rows.groupby("variant", sort=False)))
-    growth = pd.DataFrame([{"variant": variant} | _growth(line) for variant, line in lines.items()])
+    growth = pd.DataFrame([{"variant": name} | _growth(line) for name, line in rows.groupby("variant", sort=False)])
     headings = {"first": "first tenth, ms", "last": "last tenth, ms"}
     return SimpleNamespace(
-        lines=lines,
         table=growth.rename(columns=headings),
         steps=int(rows["step"].max()),
         sklearn_first=pick(growth, "first", "ms", 1, variant="scikit-learn, each step"),

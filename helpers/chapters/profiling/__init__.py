@@ -7,4 +7,3 @@ from .fixes import gpt_fixes, vit_fixes  # isort: skip
 from .diagnose import diagnose  # isort: skip
 from .modules import modules  # isort: skip
 from .timeline import timeline  # isort: skip
-from .whole_runs import whole_runs  # isort: skip

@@ -10,8 +10,8 @@ import pandas as pd
 
 from ...book import Worth
 from ...book.table import table
-from ...book.values import TIMES, judged, lacking, speedup
-from ...lab.estimate import AT_A_LOOK, EFFECT, LUCK_HERE, Estimate, estimate
+from ...book.values import TIMES, judged, lacking, of_class, speedup
+from ...lab.estimate import AT_A_LOOK, EFFECT, LUCK_HERE, NONE, UNDECIDED, Estimate, estimate
 from ...lab.rows import Row
 from ...training.switched import Switched
 from .planted_faults import FIXED, PIPELINES, SIZES, SLOW, Block, Enough, fixes_of, side_by_side
@@ -91,19 +91,20 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def _gains(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
-    """Each fix against the slow loop, those with an effect first, the largest before others, and all together."""
+    """Fixes with an effect against the slow loop, the largest first, and all together; `without` names the others."""
     times = rows.assign(median_ms=rows["us_per_target"], baseline_ms=rows["baseline_us_per_target"])
     gains = {row["fix"]: speedup(row) for row in times.to_dict("records")}
     together = gains.pop(ALL, lacking("all fixes together", TIMES))
-    alone = dict(sorted(gains.items(), key=lambda item: (judged(item[1], SAME)[0] != EFFECT, -item[1].value)))
+    alone = dict(sorted(gains.items(), key=lambda item: -item[1].value))
     switches = {switch.name: switch for switch in pipeline.switches}
-    shown = alone | ({ALL: together} if together.measured else {})
+    shown = {name: gain for name, gain in alone.items() if judged(gain, SAME)[0] == EFFECT}
+    shown |= {ALL: together} if together.measured else {}
     lines = rows.set_index("fix").loc[list(shown), ["baseline_us_per_target", "us_per_target"]]
     lines.insert(0, "the slow loop", [switches[name].slow if name in switches else "" for name in shown])
     lines.insert(1, "changes", [(name in switches and switches[name].changes) or "" for name in shown])
     lines["speedup"] = [f"{gain:bare}" for gain in shown.values()]
     headings = {"baseline_us_per_target": "slow loop, µs", "us_per_target": "fixed, µs"}
-    (largest, largest_gain), (second, second_gain) = (*alone.items(), *[("", lacking("a fix", TIMES))] * 2)[:2]
+    (largest, largest_gain), (second, second_gain) = (*shown.items(), *[("", lacking("a fix", TIMES))] * 2)[:2]
     return SimpleNamespace(
         table=lines.rename(columns=headings).reset_index(),
         largest=largest,
@@ -111,6 +112,7 @@ def _gains(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
         largest_gain=largest_gain,
         second_gain=second_gain,
         together=together,
+        without=SimpleNamespace(none=of_class(alone, NONE, SAME), undecided=of_class(alone, UNDECIDED, SAME)),
         alone=defaultdict(lambda: lacking("a fix", TIMES), alone),
         decode_once=alone.get("decode_once", lacking("decode_once", TIMES)),
     )

@@ -10,7 +10,6 @@ from .ladder import ladder  # isort: skip
 from .peers import peers  # isort: skip
 from .pairs import pairs  # isort: skip
 from .allocator import allocator  # isort: skip
-from .nulls import nulls  # isort: skip
 from .distributed import distributed  # isort: skip
 from .memory_plan import memory_plan  # isort: skip
-from .counted import memory, predicted  # isort: skip
+from .predicted import predicted  # isort: skip

@@ -225,14 +225,11 @@ def _least_ms(setup: Setup) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """`best` and `plain`: kinds of a step with their shares; `shapes`: the best step's products."""
+    """`kinds`: those of the best step and of the plain loop's, with their shares."""
 
     job: str
-    best: pd.DataFrame
-    plain: pd.DataFrame
-    shapes: pd.DataFrame
+    kinds: pd.DataFrame
     products: Number
-    idle: Number
     largest_other: str
     largest_share: Number
 
@@ -244,29 +241,24 @@ def _(rows: pd.DataFrame) -> DeviceTime:
     best, plain = (rows[rows["step"] == name] for name in (best_name, START))
     kinds, first = _by_kind(best), best.iloc[0]
     others = kinds[~kinds["kind"].isin((PRODUCTS, IDLE))].sort_values("ms", ascending=False)
-    shapes = best[best["kind"] == PRODUCTS]
-    bounds = [_share(least, ms) for least, ms in zip(shapes["least_ms"], shapes["ms"], strict=True)]
-    shapes = shapes.assign(bound=bounds)
+    both = [_by_kind(of).set_index("kind").add_prefix(f"{name}: ") for name, of in (("best", best), ("plain", plain))]
     return DeviceTime(
         job=f"{first['model']}, {int(first['batch'])} × {int(first['sequence'])} tokens, {best_name}",
-        best=kinds,
-        plain=_by_kind(plain),
-        shapes=shapes[["shape", "calls", "ms", "tflops", "bound"]].rename(columns={"bound": "share of rate"}),
+        kinds=both[0].join(both[1], how="outer").reindex(KINDS).dropna(how="all").reset_index(),
         products=_share(kinds.set_index("kind").loc[PRODUCTS, "ms"], first["step_ms"]),
-        idle=_share(kinds.set_index("kind").loc[IDLE, "ms"], first["step_ms"]),
         largest_other=others["kind"].iloc[0],
         largest_share=_share(others["ms"].iloc[0], first["step_ms"]),
     )
 
 
 def _by_kind(rows: pd.DataFrame) -> pd.DataFrame:
-    sums = rows.groupby("kind")[["calls", "ms", "least_ms"]].sum()
+    sums = rows.groupby("kind")[["ms", "least_ms"]].sum()
     sums = sums.reindex([kind for kind in KINDS if kind in sums.index]).reset_index()
     step_ms = rows["step_ms"].iloc[0]
     shares = [_share(ms, step_ms) for ms in sums["ms"]]
     bounds = [_share(least, ms) for least, ms in zip(sums["least_ms"], sums["ms"], strict=True)]
     return sums.assign(**{"share of step": shares, "least / measured": bounds})[
-        ["kind", "calls", "ms", "share of step", "least / measured"]
+        ["kind", "ms", "share of step", "least / measured"]
     ]
 
 

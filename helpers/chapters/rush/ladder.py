@@ -78,11 +78,10 @@ def ladder(model: str, sequence: int, step: str, trial_s: float = 0.0) -> Row:
 MIXED, ONEDNN = "mixed precision", "fp32 products by oneDNN"
 NAMED = {"fp32": ONEDNN, "tf32": "TF32", "mixed": MIXED, "flash": "FlashAttention", "compiled": "compile"}
 NAMED |= {"adamw": "fused AdamW"}
-KEPT = ["rung", "gain", "baseline", "tokens/s", "step_ms", "mfu", "matmul_share", "product_tflops", "peak_gib", "loss"]
-LEFT = ["rung", "baseline", "gain", "compile_s", "peak_gib", "loss"]
+SHOWN = ["rung", "gain", "baseline", "tokens/s", "step_ms", "mfu", "matmul_share", "peak_gib", "loss"]
 ROUNDING = 10  # times what losses of the same training differ by from rung to rung: less than two seeds do
 ANOTHER = "trains to another loss"
-HEADS = {"gain": "speedup", "mfu": "MFU", "matmul_share": "share of matmul rate", "product_tflops": "matmul, TFLOP/s"}
+HEADS = {"gain": "speedup", "mfu": "MFU", "matmul_share": "share of matmul rate"}
 
 
 @ladder.numbers(beside=[ceilings, pairs, peers])
@@ -114,22 +113,23 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, trials: pd.DataFrame, peers: p
     }
     return SimpleNamespace(
         job=f"{first['model']}, sequences of {int(first['sequence'])} tokens, {first['text']}",
-        model=first["model"],
-        rungs=_named_baselines(timed(rungs, KEPT)).rename(columns=HEADS),
-        left=others[LEFT]
-        .rename(columns={"rung": "change"} | HEADS)
-        .assign(note=others["rung"].map(left).where(~apart[others.index], ANOTHER)),
+        rungs=_named_baselines(timed(measured, SHOWN).assign(gain=_as_texts(measured["gain"]))).rename(columns=HEADS),
+        left=", ".join(f"{rung} ({ANOTHER if apart[place] else left[rung]})" for place, rung in others["rung"].items()),
         gains=gains,
-        forest=kept | {"all together": total},
         without=SimpleNamespace(none=of_class(kept, NONE), undecided=of_class(kept, UNDECIDED)),
         largest=[SimpleNamespace(rung=name, gain=gain) for name, gain in most],
         total=total,
         best=_reached(best, first, _timings(best, trials, peers)),
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
-        losses=_losses(measured, best, kind),
+        losses=_losses(measured, kind),
         rung=rung,
         cost=SimpleNamespace(**costs, total=cost(rows, "step", best["rung"], START)),
     )
+
+
+def _as_texts(gains: pd.Series) -> list[str]:
+    """Speedups with their intervals; a dash where there is none."""
+    return [f"{gain:bare}" if gain.measured else "–" for gain in gains]
 
 
 def _named_baselines(rungs: pd.DataFrame) -> pd.DataFrame:
@@ -184,14 +184,12 @@ def _reached(best: pd.Series, first: pd.Series, timings_ms: Iterable[float]) -> 
     )
 
 
-def _losses(measured: pd.DataFrame, best: pd.Series, kind: str) -> SimpleNamespace:
-    """The losses of the plain loop and of the best rung, and the rung whose loss is furthest from the former."""
+def _losses(measured: pd.DataFrame, kind: str) -> SimpleNamespace:
+    """The loss of the plain loop, and the rung whose loss is furthest from it."""
     start = pick(measured, "loss", decimals=3, rung=START)
     apart = (measured["loss"] - float(start)).abs().fillna(0)
     return SimpleNamespace(
         start=start,
-        best=Number(best["loss"], decimals=3),
-        mixed=pick(measured, "loss", decimals=3, rung=MIXED),
         apart=Number(apart.max(), decimals=3) if start.measured else start,
         rung=measured.loc[apart.idxmax(), "rung"],
         steps=derived(ON_CPU_LOSS_STEPS if kind == "cpu" else LOSS_STEPS, "counted", "", 0),

@@ -22,8 +22,7 @@ SHOWN_RANKS = (2, 4, 8, 64, 512)
 SCALED: dict[str, Any] = {"model": "llama-3.1-8b", "sequence": 4096}  # of a GPU, one sequence
 ASSUMED_MFU = 0.5  # of the computation without communication
 GPUS = ("t4", "rtx4090", "a100_80gb", "h100_80gb", "b200")
-TRAININGS: dict[str, Any] = {
-    "GPT-2 124M": {"layers": 12, "width": 768, "vocab": 50304, "seq": 1024, "micro_batch": 16},
+TRAININGS = {
     "Llama-3.2-1B": fit.Plan(model="llama-3.2-1b", sequence=2048, batch=4),
     "Llama-3.1-8B on 8": fit.Plan(model="llama-3.1-8b", sequence=2048, batch=8, strategy="zero3", ranks=8),
 }
@@ -53,7 +52,7 @@ def published_speed() -> SimpleNamespace:
     rows = []
     for model, plan in TRAININGS.items():
         for gpu in GPUS:
-            row = fit.speed((fit.plan_run(plan) if isinstance(plan, fit.Plan) else plan) | {"gpu": gpu})
+            row = fit.speed(fit.plan_run(plan) | {"gpu": gpu})
             near = row["nearest"][0]
             rows.append(
                 {
@@ -61,7 +60,7 @@ def published_speed() -> SimpleNamespace:
                     "GPU": gpu,
                     "tokens/s a GPU": f"{row['tokens_per_s_gpu']:,.0f}",
                     "band": f"{row['low']:,.0f} to {row['high']:,.0f}",
-                    "fits": _fits(plan, cards.card(gpu)) if isinstance(plan, fit.Plan) else "",
+                    "fits": _fits(plan, cards.card(gpu)),
                     "bound by": row["bound"],
                     "nearest published run": f"{near['model']} on {near['gpu']}: {near['tok_s_gpu']:,.0f}",
                 }

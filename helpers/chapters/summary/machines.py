@@ -1,13 +1,10 @@
 """Whose records there are, and what has none."""
 
-from collections.abc import Mapping
-
 import pandas as pd
 
+from ...book.results import recorded
 from ...lab.machine import slug
-
-# Columns that name a row's variant, the first that a table has
-NAMES = ("variant", "step", "rung", "backend", "strategy", "reader", "decoder", "format", "way", "fix", "case", "loop")
+from .. import select
 
 
 def described(known: pd.DataFrame, *folders: str) -> str:
@@ -20,16 +17,12 @@ def described(known: pd.DataFrame, *folders: str) -> str:
     return "; ".join(text for _, text in sorted(texts))
 
 
-def not_measured(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The rows without figures, by table and reason; tables of which there are none at all in one line."""
-    never = ", ".join(name for name, rows in tables.items() if not len(rows))
-    lines = [{"table": never, "rows": "all", "reason": "never measured here"}] if never else []
-    for name, rows in tables.items():
-        if not len(rows):
-            continue
-        absent = rows[rows["status"] != "ok"]
-        column = next((column for column in NAMES if column in absent and absent[column].notna().any()), None)
-        for reason, group in absent.groupby(absent["status"].str.replace(r": \d.*", "", regex=True), sort=False):
-            named = ", ".join(dict.fromkeys(group[column].dropna().astype(str))) if column else f"{len(group)}"
-            lines.append({"table": name, "rows": named, "reason": reason})
-    return pd.DataFrame(lines, columns=["table", "rows", "reason"])
+def not_measured(gpu: str, cpu: str) -> pd.DataFrame:
+    """The tables that a GPU or a CPU should have and has no rows of, with the question that each answers."""
+    lines = [
+        {"table": table.name, "on": kind, "question": table.worth.answers}
+        for table in select([])
+        for kind, machine, preset in (("GPU", gpu, "big-gpu"), ("CPU", cpu, "cpu"))
+        if table.configurations(preset) and not len(recorded(table, machine).rows)
+    ]
+    return pd.DataFrame(lines, columns=["table", "on", "question"])

@@ -9,13 +9,14 @@ import pandas as pd
 
 from ...book import Worth
 from ...book.table import table
-from ...book.values import PERCENT, TIMES, Number, cost, derived, lacking, over_runs, speedup
+from ...book.values import PERCENT, TIMES, Number, cost, derived, lacking, over_runs
 from ...lab import in_fresh_process
+from ...lab.machine import missing_because
 from ...lab.rows import Row
 from ...text import local_wikitext
 from ...training.stages import COMPILED, MIXED, PROFILED, STAGES, environment, run
-from .stage_steps import NAMES, missing, stage_steps
 
+NAMES = list(STAGES)
 START, ALONE, CUMULATIVE = "start", "alone", "cumulative"
 SEEDS = range(3)
 UNITS = {"train_s": ("s", 1), "real_tokens_per_s": ("real tokens/s", 0)}
@@ -30,6 +31,11 @@ def chosen(way: str, stage: str, stages: Sequence[str]) -> list[str]:
 
 def _runs(size: str, variants: Iterable[tuple[str, str]], seeds: Iterable[int]) -> list[Row]:
     return [{"way": way, "stage": stage, "seed": seed, "size": size} for seed in seeds for way, stage in variants]
+
+
+def missing(stage: str, size: str, **_: object) -> str:
+    """A CPU that doesn't multiply bf16 would train in fp32 once more."""
+    return missing_because("native bf16") if stage == MIXED and size == "reduced" else ""
 
 
 CLIMBED = [(START, "none"), *((CUMULATIVE, name) for name in NAMES)]
@@ -69,11 +75,9 @@ def _settled(names: Sequence[str], **options: Any) -> Row:
 # Numbers
 
 
-@stages.numbers(beside=[stage_steps])
-def _(rows: pd.DataFrame, steps: pd.DataFrame) -> SimpleNamespace:
+@stages.numbers()
+def _(rows: pd.DataFrame) -> SimpleNamespace:
     """The staircase of the stages: means over the seeds, speedups over the row above and over the start.
-
-    `proven` has the stages by their `steps`, which took turns, where there are such.
 
     Compilation is measured with fewer seeds: what is told of it is against the same seeds, and it isn't part of `all`.
     """
@@ -100,7 +104,6 @@ def _(rows: pd.DataFrame, steps: pd.DataFrame) -> SimpleNamespace:
         all=over_runs(by_run(start, "train_s"), by_run(end, "train_s")),
         all_steady=over_runs(by_run(end, "real_tokens_per_s"), by_run(start, "real_tokens_per_s")),
         gains=gains,
-        proven={row["stage"]: speedup(row) for row in steps.to_dict("records")} or gains,
         largest=ranked[0],
         smallest=ranked[-1],
         reached=bool(len(apart.dropna())) and bool((apart.dropna() <= 0).all()),  # the first's last loss, by the last

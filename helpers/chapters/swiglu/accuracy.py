@@ -1,5 +1,6 @@
 """The rounding error of each level, in each type, against fp64."""
 
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pandas as pd
@@ -7,13 +8,13 @@ import torch
 
 from ...book import Worth
 from ...book.table import table
-from ...book.values import PERCENT, pick
+from ...book.values import PERCENT, Number, lacking
 from ...lab import device
 from ...lab.rows import Row
 from ...lab.timing import relative_error
 from ...swiglu import MemoryOptimizedSwigluMLP, SwigluMLP
 from .layers import train_step
-from .sizes import LEVEL, NAMES, at_each_level
+from .sizes import LEVEL, at_each_level
 
 GRADIENTS = ("output", "grad_x", "grad_W", "grad_V", "grad_U")
 
@@ -49,13 +50,12 @@ def accuracy(dtype: str, checkpoint_level: int) -> Row:
 
 @accuracy.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
-    """The largest relative errors against fp64, of the plain module, the exact levels and level 3."""
-    lines = []
-    for dtype, of_dtype in rows.groupby("dtype", sort=False):
-        rounds = of_dtype[LEVEL] == 3
-        layers = {"plain module": (of_dtype, "plain_"), "levels 0 to 2": (of_dtype[~rounds], "")}
-        for layer, (of_layer, prefix) in (layers | {"level 3": (of_dtype[rounds], "")}).items():
-            errors = {name: of_layer[f"{prefix}{name}_error"].max() for name in GRADIENTS}
-            lines.append({"dtype": NAMES[dtype], "layer": layer} | errors)
-    rounded = pick(rows, "grad_W_error", PERCENT, 1, dtype="float32", checkpoint_level=3)
-    return SimpleNamespace(table=pd.DataFrame(lines), rounded=rounded)
+    """The largest relative errors against fp64 by type: of level 3's gradients, of the exact levels, of plain's."""
+    gradients, rounds = GRADIENTS[1:], rows[LEVEL] == 3
+
+    def largest(chosen: pd.DataFrame, prefix: str = "") -> dict[str, Number]:
+        errors = chosen.groupby("dtype")[[f"{prefix}{name}_error" for name in gradients]].max().max(axis=1)
+        known = {name: Number(error, PERCENT, decimals=2) for name, error in errors.items()}
+        return defaultdict(lambda: lacking("errors in that type", PERCENT), known)
+
+    return SimpleNamespace(rounded=largest(rows[rounds]), exact=largest(rows[~rounds]), plain=largest(rows, "plain_"))

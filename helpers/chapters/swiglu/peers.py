@@ -122,7 +122,6 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame) -> SimpleNamespace:
         table=_by_dtype(rows),
         widths=", ".join(map(str, rows["hidden_dim"].unique())),
         tokens=", ".join(f"{_tokens(of)} in {NAMES[name]}" for name, of in rows.groupby("dtype")),
-        wide={NAMES[name]: of for name, of in rows[rows["hidden_dim"] == WIDTH].groupby("dtype")},
         half=_levels(rows, half),
         single=_levels(rows, "float32"),
         level2_slowest=_slowest(rows, level2),

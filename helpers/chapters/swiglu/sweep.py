@@ -1,6 +1,7 @@
 """Time and peak memory of stacks of layers at each level, by shape."""
 
 import itertools
+import math
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from torch import nn
 
 from ...book import Worth
 from ...book.table import numbers_of, table
-from ...book.values import PERCENT, derived, marked
+from ...book.values import PERCENT, Number, derived, marked
 from ...lab import device, peak_memory, phases
 from ...lab.device_share import as_column, share
 from ...lab.memory import GIB
@@ -129,23 +130,26 @@ GROWING = {"seq_len": "sequence length", "hidden_dim": "width d, I = 4d", "num_l
 
 @sweep.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
-    """Steps of stacks in fp32: each shape at each level, and how far the levels lie from level 0."""
+    """Steps of stacks in fp32: a row a shape, and how far the levels lie from level 0.
+
+    `apart` is the largest difference of a level's lower peak from the one that its allocations give, of that.
+    """
     task = rows[rows["dtype"] == "float32"]
-    lines = []
+    lines, apart = [], []
     for (batch, length, hidden, layers, intermediate), of_shape in task.groupby(SHAPE, sort=False):
-        base = of_shape.loc[of_shape[LEVEL] == 0, "peak_gib"].max()
-        for row in of_shape.sort_values(LEVEL).to_dict("records"):
-            level = int(row[LEVEL])
-            shape = (batch * length, hidden, intermediate, layers, 4)
-            saving = peak_bytes(0, *shape) - peak_bytes(level, *shape)
-            line = {"batch": batch, "sequence": length, "d": hidden, "layers": layers, "level": level}
-            line |= {"forward, s": marked(row["forward_s"], row), "backward, s": marked(row["backward_s"], row)}
-            line["peak, GiB"] = row["peak_gib"]
-            less = {"reduction, GiB": base - row["peak_gib"], "derived, GiB": saving / GIB}
-            lines.append(line | (less if level else {}))
+        levels = of_shape.sort_values(LEVEL).to_dict("records")
+        line = {"batch": batch, "sequence": length, "d": hidden, "layers": layers}
+        line["forward, s"] = marked(levels[0]["forward_s"], levels[0])
+        line |= {f"backward {row[LEVEL]}, s": marked(row["backward_s"], row) for row in levels}
+        lines.append(line | {f"peak {row[LEVEL]}, GiB": row["peak_gib"] for row in levels})
+        shape = (batch * length, hidden, intermediate, layers, 4)
+        for row in levels[1:]:
+            saved = (peak_bytes(0, *shape) - peak_bytes(int(row[LEVEL]), *shape)) / GIB
+            apart.append(abs((levels[0]["peak_gib"] - row["peak_gib"]) / saved - 1))
     by_level = {level: task[task[LEVEL] == level].set_index(SHAPE) for level in (0, 1, 2)}
     return SimpleNamespace(
         table=pd.DataFrame(lines),
+        apart=Number(max(apart, default=math.nan), PERCENT, missing="stacks in fp32"),
         level1=_against(by_level[0], by_level[1]),
         level2=_against(by_level[0], by_level[2]),
         predicted=derived(8 / 6 - 1, "eight products for six", PERCENT, 0),

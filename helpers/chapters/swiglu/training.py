@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...book import Worth
 from ...book.table import table
-from ...book.values import derived, mean_of
+from ...book.values import Number, derived, mean_of
 from ...lab import device, half_dtype, multiplies_half
 from ...lab.rows import Row
 from ...models.llama import PRESETS, Llama
@@ -64,18 +64,12 @@ def _windows(text: SyntheticText, length: int = 129) -> Tensor:
 
 @training.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
-    """Held-out losses by level, mean ± standard deviation over the seeds."""
-    losses = rows.groupby(LEVEL)[["first_loss", "final_loss"]].agg(["mean", "std"])
-    table = pd.DataFrame(
-        {"level": losses.index}
-        | {
-            heading: [f"{mean:.3g} ± {std:.2g}" for mean, std in losses[column].itertuples(index=False)]
-            for column, heading in (("first_loss", "loss before"), ("final_loss", "loss after"))
-        }
-    )
+    """Held-out losses with level 0 and level 3, as means over the seeds, and their difference at equal seeds."""
     by_seed = rows.pivot(index="seed", columns=LEVEL, values="final_loss").reindex(columns=[0, 3])
     return SimpleNamespace(
-        table=table,
+        exact=Number(by_seed[0].mean(), "nats", missing="level 0", decimals=2),
+        rounded=Number(by_seed[3].mean(), "nats", missing="level 3", decimals=2),
+        first=Number(rows["first_loss"].mean(), "nats", decimals=2),
         seeds=derived(rows["seed"].nunique(), "counted", "", 0),
         excess=mean_of(by_seed[3] - by_seed[0], "nats", "level 3", 4),
         model=f"{rows['dtype'].iloc[0]}, {rows['source'].iloc[0].partition(',')[0]}",

@@ -1,6 +1,6 @@
 """The open sets of training loops with a planted fault, what `dlspeed profile` answers, and how answers are shown.
 
-Those of `data/loops` have their fault on any machine, those of `data/loops/gpu` on a GPU alone.
+Those of `data/loops` have their fault on any machine.
 """
 
 import functools
@@ -37,7 +37,7 @@ def cases_in(folder: Path) -> dict[str, dict]:
     return {case["name"]: case | {"script": folder / f"{case['name']}.py"} for case in cases}
 
 
-CASES, GPU_CASES = cases_in(LOOPS), cases_in(LOOPS / "gpu")
+CASES = cases_in(LOOPS)
 
 
 def profiled(case: dict, folder: str, *extra: str, limit: int = LIMIT_S) -> dict:

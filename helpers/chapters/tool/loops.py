@@ -110,7 +110,6 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     measured = rows.dropna(subset=["gained"]).reindex(columns=["loop", "gained", "gained_low", "gained_high"])
     return SimpleNamespace(
         table=shown[list(heads)].rename(columns=heads),
-        promises=rows.dropna(subset=["promised"]),
         right=share_of(right.sum(), len(rows)),
         right_apart=share_of(right[apart].sum(), apart.sum()),
         first_line=share_of(sum(names_line), rows["loop"].isin(list(CASES)).sum()),

@@ -52,19 +52,13 @@ def test_what_is_not_measured_is_a_number_that_says_so():
     assert len(runs.lm.table) == 0
 
 
-def test_zeros_are_weighted_by_the_size_of_a_layer():
-    rows = pd.DataFrame({"task": "lm", "precision": "amp", "step": 21, "weights": [100, 300], "zero_share": [0.0, 1.0]})
-    assert amp.zeros.of_rows(rows).table["language model, all"].tolist() == [0.75]
-    rows.loc[0, "zero_share"] = float("nan")
-    assert amp.zeros.of_rows(rows).table["language model, all"].isna().all()
-
-
-def test_exponents_below_the_limits_are_shares_of_the_nonzero_gradients():
+def test_what_fp16_rounds_to_zero_is_a_share_of_the_nonzero_gradients_of_activations():
     rows = pd.DataFrame(
-        {"task": "lm", "kind": "weights", "exponent": [None, -30, -20, 0], "share": [0.2, 0.2, 0.2, 0.4]}
+        {"task": "lm", "kind": "activations", "exponent": [None, -30, -20, 0], "share": [0.2, 0.2, 0.2, 0.4]}
     )
-    (lost,) = amp.exponents.of_rows(rows).lost.to_dict("records")
-    assert (lost["below 2⁻¹⁴"], lost["below 2⁻²⁵"]) == pytest.approx((0.5, 0.25))
+    named = amp.exponents.of_rows(rows)
+    assert f"{named.zeroed['lm']}" == "25%" and not named.zeroed["segmentation"].measured
+    assert list(named.tasks["lm"]) == ["activations"]
 
 
 def scaled(million, variant, ratio, low=None, high=None):

@@ -140,4 +140,4 @@ def test_samplers_are_tabled_by_size():
         {"samples": 100, "batch_size": [4, 8], "variant": "BRAIN", "candidate_share": 1.0, "fill": 1.0}
     )
     table = batching.padding.of_rows(padded.assign(padding_share=[0.8, 0.9])).table
-    assert table.loc[0, ["padding, batch 4, %", "padding, batch 8, %"]].tolist() == ["80.0", "90.0"]
+    assert table.loc[0, ["padding, batches of 4, %", "padding, batches of 8, %"]].tolist() == ["80.0", "90.0"]

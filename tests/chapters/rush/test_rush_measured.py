@@ -1,7 +1,6 @@
 """Chapter 5's experiments on the small preset."""
 
 import pkgutil
-import sys
 from types import SimpleNamespace
 
 import pandas as pd
@@ -42,16 +41,6 @@ def test_the_ladder_is_that_of_the_machine(preset, kind, rungs, monkeypatch, mad
     changing = [name for name, reason in LADDERS[kind][1].items() if reason == CHANGES]
     baselines = [rungs[stands_on(name, kind)].possible(torch.device(kind)) for name in changing]
     assert other_seed == baselines
-
-
-def test_a_rung_takes_turns_with_itself_in_one_process_and_in_two(monkeypatch):
-    one, two = rush.nulls.configurations("small")
-    row = rush.nulls.measure(**one | {"trial_s": 0.5})
-    assert row["ratio"] == pytest.approx(row["median_ms"] / row["baseline_ms"], rel=0.5)
-    monkeypatch.setattr(sys.modules[rush.nulls.measure.__module__], "trial", lambda *sides, **_: sides)
-    first, second = rush.nulls.measure(**two)
-    assert first.function == second.function == "helpers.chapters.rush.setups:training_step"
-    assert first.arguments == second.arguments and first.name != second.name
 
 
 def test_a_step_of_another_devices_ladder_is_a_row_that_says_so(monkeypatch):

@@ -4,23 +4,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers.book.values import TIMES, Number, cost, lacking
+from helpers.book.values import TIMES, Number, cost
 from helpers.chapters import summary
 from helpers.chapters.summary import changes
 from helpers.chapters.summary.machines import described, not_measured
-
-
-def test_changes_are_ordered_by_class_and_gain_and_counted():
-    llama = {"compile": Number(1.2, TIMES, 1.1, 1.3, 9), "fused_adamw": Number(1.01, TIMES, 0.985, 1.036, 9)}
-    llama["small"] = Number(1.03, TIMES, 1.01, 1.05, 9)  # whose interval leaves 1 out
-    vit = {"compile": Number(2.0, TIMES), "set_to_none": Number(1.05, TIMES), "flash": lacking("flash", TIMES)}
-    worth = changes.worth({"Llama": llama, "ViT": vit})
-    effects, others = (
-        ["compile (ViT)", "compile (Llama)", "small (Llama)"],
-        ["fused adamw (Llama)", "set to none (ViT)"],
-    )
-    assert list(worth.gains) == effects + others
-    assert worth.largest == "compile (ViT)" and (worth.effects, worth.nones, worth.undecideds) == (3, 1, 1)
 
 
 def test_actions_tell_gain_and_cost_by_device_and_a_gain_without_effect_by_what_is_excluded():
@@ -47,34 +34,17 @@ def test_stages_are_compared_seed_by_seed():
     ]
     third = {"seed": 2, "train_s": 9.0}
     worse = [rows[0] | third, rows[0] | third | {"stage": "mixed precision", "validation_loss": 5.1}]
-    named = summary.stages.of_rows(pd.DataFrame(rows), pd.DataFrame())
+    named = summary.stages.of_rows(pd.DataFrame(rows))
     assert named.largest.stage == "mixed precision" and f"{named.all}" == "1.98× (1.79 to 2.2, 2 pairs)"
     assert named.compiled.compiling_s.value == -2.0
-    assert named.reached and not summary.stages.of_rows(pd.DataFrame(rows + worse), pd.DataFrame()).reached
-    assert f"{named.proven['mixed precision']}" == f"{named.gains['mixed precision']}"
-    steps = pd.DataFrame([{"stage": "mixed precision", "ratio": 0.5, "low": 0.4, "high": 0.625, "pairs": 8}])
-    assert (
-        f"{summary.stages.of_rows(pd.DataFrame(rows), steps).proven['mixed precision']}"
-        == "2.0× (1.60 to 2.5, 8 pairs)"
-    )
+    assert named.reached and not summary.stages.of_rows(pd.DataFrame(rows + worse)).reached
 
 
-def test_rows_without_figures_are_listed_by_reason():
-    rows = pd.DataFrame(
-        {"variant": ["ours", "apex", "ffcv"], "status": ["ok", "not installed: apex", "not installed: ffcv"]}
-    )
-    found = not_measured({"rush/norms": rows, "rush/pairs": pd.DataFrame()})
-    assert found["rows"].tolist() == ["all", "apex", "ffcv"]
-    assert found["reason"].tolist()[1] == "not installed: apex"
-
-
-def test_changes_that_differ_between_a_gpu_and_the_cpu_are_named():
-    faster, slower, null = (Number(x, TIMES, x / 1.05, x * 1.05, 20) for x in (1.5, 0.7, 1.01))
-    gpu = {"ViT": {"bf16": faster, "workers": null, "width_256": faster, "flash": faster, "alone": faster}}
-    cpu = {"ViT": {"bf16": slower, "workers": null, "width_256": faster, "flash": null}}
-    both = changes.on_both(gpu, cpu)
-    assert both.table["change"].tolist() == ["bf16", "flash"]
-    assert (both.same, both.count) == (2, 4)
+def test_tables_without_a_record_are_listed_with_their_question(monkeypatch, tmp_path):
+    monkeypatch.setenv("HELPERS_RESULTS", str(tmp_path))
+    absent = not_measured("some-gpu", "some-cpu").set_index(["table", "on"])["question"]
+    assert absent["rush/without", "GPU"] == "what the best setup loses without each change"
+    assert ("pipelines/formats", "CPU") in absent and ("pipelines/formats", "GPU") not in absent
 
 
 def test_the_machines_that_are_shown_are_described_in_their_order():

@@ -9,22 +9,6 @@ from helpers.chapters.tool.baselines import baselines
 from helpers.chapters.tool.cases import PAGE
 
 
-def test_trials_of_a_program_against_itself_are_counted():
-    rows = pd.DataFrame(
-        [
-            {"trial_s": 20.0, "ratio": 1.01, "low": 0.99, "high": 1.03, "verdict": "no difference above 4 %"},
-            {"trial_s": 20.0, "ratio": 1.02, "low": 1.01, "high": 1.03, "verdict": "no difference above 4 %"},
-            {"trial_s": 20.0, "ratio": 0.94, "low": 0.92, "high": 0.96, "verdict": "faster"},
-        ]
-    )
-    nulls = tool.nulls.of_rows(
-        rows.assign(others=["bursts", "bursts", "quiet"], allocator="kept", median_ms=[9, 9.1, 8.9], baseline_ms=10)
-    )
-    assert (f"{nulls.trials}", f"{nulls.wrong:brief}", f"{nulls.excluded:brief}") == ("3", "33%", "67%")
-    assert nulls.table[["trials", "verdicts", "intervals without 1"]].values.tolist() == [[2, 0, 1], [1, 1, 1]]
-    assert nulls.wrong.at_most(0.3).outcome == "undecided" and nulls.leaning.high < 1
-
-
 def test_right_answers_promises_and_alarms_of_the_open_set_are_counted():
     row = {"first": "padding train.py:3", "right": True, "place": 1, "promised": 0.5, "gained": 0.4, "alarm": 0.01}
     row |= {"alarm_tried": None, "seconds_to_answer": 20.0, "apart": False, "line_right": True}
@@ -45,20 +29,8 @@ def test_a_profiler_is_right_where_its_first_line_is_the_causes_and_the_baseline
     share = tool.peers.of_rows(rows).share
     assert f"{share['py-spy']:brief}" == "50%" and not share["scalene"].measured
     judged = baselines()
-    assert (judged.scores["nothing"].value, judged.scores["reference"].value) == (0, 1) and len(judged.table) == 12
-
-
-def test_a_gpus_loops_are_counted_with_and_without_what_their_fixes_gain():
-    row = {"loop": "a", "first": "fp32 products a.py:3", "right": True, "place": 1, "promised": 0.5, "predicted": 0.4}
-    row |= {"gained": 0.45, "gained_low": 0.4, "gained_high": 0.5}
-    gained = dict.fromkeys(("gained", "gained_low", "gained_high"))
-    wrong = row | {"loop": "b", "right": False, "place": None, "promised": None, "predicted": 0.6} | gained
-    both = tool.gpu_loops.of_rows(pd.DataFrame([row, wrong]))
-    assert both.table["loop"].tolist() == ["b", "a"]  # the most expensive first
-    assert both.table["gained by the fix"].tolist() == ["", "45% (40 to 50)"]
-    assert f"{both.median_error}" == "5%" and not both.right.measured, "two of twelve loops say little"
-    assert not tool.gpu_loops.of_rows(pd.DataFrame([row | gained, wrong])).median_error.measured
-    assert f"{tool.gpu_loops.of_rows(pd.DataFrame([row, wrong] * 6)).right:brief}" == "50%"
+    assert (judged.scores["nothing"].value, judged.scores["reference"].value) == (0, 1)
+    assert 0 < float(judged.helped) < float(judged.cases)
 
 
 def test_what_the_command_printed_keeps_its_lines_and_fits_a_page():

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..estimate import AT_A_LOOK, EFFECT, MOST_LOOKS, NONE, Estimate, estimate, verdict_class
+from helpers.lab.estimate import AT_A_LOOK, EFFECT, MOST_LOOKS, NONE, Estimate, estimate, verdict_class
 
 # Log times of turns: independent noise, a drift over the trial, sudden changes of speed (how many), turns that are
 # disturbed (their share), and noise that lasts over turns (its correlation).

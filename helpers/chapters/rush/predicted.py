@@ -1,4 +1,4 @@
-"""The ladder beside what `fit` counts and predicts of its rungs: memory by part, and speed."""
+"""The ladder beside what `fit` counts and predicts of its rungs: memory and speed."""
 
 import contextlib
 from types import SimpleNamespace
@@ -7,14 +7,12 @@ import pandas as pd
 
 from ... import fit
 from ...book.table import numbers_of
-from ...book.values import PERCENT, Number, derived, lacking, pick
+from ...book.values import PERCENT, Number
 from ...lab import cards
 from ...lab.memory import GIB
 from ...rush import Setup, climb
-from ...rush.setup import LADDERS
-from .ladder import kind_of, ladder
+from .ladder import ladder
 
-PARTS = ("weight copies", "gradients", "activations", "logits")
 TOLD = {  # what is predicted of a rung: its unit, and the heads of its measured value, the prediction and the error
     "tokens_per_s": ("", ("tokens/s", "predicted", "off by")),
     "mfu": (PERCENT, ("MFU", "predicted MFU", "MFU off by")),
@@ -54,39 +52,3 @@ def predicted(rows: pd.DataFrame) -> SimpleNamespace:
         return Number(median, PERCENT, missing="a GPU's ladder")
 
     return SimpleNamespace(table=pd.DataFrame(lines), speed_error=error("tokens_per_s"), memory_error=error("peak_gib"))
-
-
-@numbers_of([ladder])
-def memory(rows: pd.DataFrame) -> SimpleNamespace:
-    """The measured peak of each uncompiled kept rung, against a count of its step on fake tensors, in GiB.
-
-    On a CPU the measured peak is what a step adds to the weights, AdamW's moments and the tokens, and so is the count.
-    Counting takes a second or two.
-    """
-    kind = kind_of(rows)
-    (steps, left), first = LADDERS[kind], rows.iloc[0]
-    start = Setup(model=first["model"], sequence=int(first["sequence"]))
-    lines = []
-    for step, setup in climb(start, kind).items():
-        peak = pick(rows, "peak_gib", step=step)
-        if peak.measured and step not in left and setup.compile == "none" and set(steps.get(step, ())) != {"allocator"}:
-            lines.append({"rung": step} | _counted(setup, float(peak), kind))
-    if not lines:
-        absent = lacking("the peak of an uncompiled rung", PERCENT)
-        return SimpleNamespace(counts=pd.DataFrame(), apart=absent, largest="", largest_share=absent)
-    counts = pd.DataFrame(lines)
-    largest = counts.loc[0, list(PARTS)].astype(float).idxmax()
-    return SimpleNamespace(
-        counts=counts,
-        apart=Number(max((counts["counted / measured"] - 1).abs().max(), 1e-3), PERCENT),
-        largest=largest,
-        largest_share=derived(counts.loc[0, largest] / counts.loc[0, "counted"], "counted", PERCENT, 0),
-    )
-
-
-def _counted(setup: Setup, measured: float, kind: str) -> dict[str, float]:
-    count = fit.count(setup)
-    between = {} if kind == "cpu" else {"between steps": count.at_rest / GIB}
-    parts = {part: count.parts.get(part, 0) / GIB for part in PARTS}
-    counted = (count.bytes - count.at_rest * (kind == "cpu")) / GIB
-    return between | parts | {"counted": counted, "measured": measured, "counted / measured": counted / measured}
