@@ -159,7 +159,7 @@ def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():
     of_cpus += "batching/padding batching/sampler_scaling pipelines/formats pipelines/loader pipelines/jit "
     of_cpus += "pipelines/forgetting compilers/training"
     for e in select([]):
-        assert e.about and e.worth.answers and 1 <= e.worth.row <= 100
+        assert e.worth.answers and 1 <= e.worth.row <= 100
         of_big_gpu = e.configurations("big-gpu")
         headlines = [config for config in of_big_gpu if e.worth.of(config) == e.worth.row]
         assert bool(headlines) == bool(of_big_gpu) == bool(e.worth.seconds("big-gpu")), e.name

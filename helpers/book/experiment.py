@@ -5,7 +5,6 @@ configuration when it is done, so that an interrupted run can be resumed.
 """
 
 import gc
-import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -112,10 +111,6 @@ class Experiment:
         """The columns that each measured row has, and those that some have."""
         optional = [name.removesuffix("?") for name in self.columns if name.endswith("?")]
         return [name for name in self.columns if not name.endswith("?")], optional
-
-    @property
-    def about(self) -> str:
-        return inspect.getdoc(self.measure) or ""
 
     def configurations(self, preset: str) -> list[Row]:
         """The configurations for a class of machine; empty if the experiment is for another class."""

@@ -126,11 +126,6 @@ def readme(frame: pd.DataFrame, sentences: Iterable[str]) -> None:
         display(Markdown(text), metadata={"helpers": {"readme": True, "report": False}})
 
 
-def columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
-    """Select columns; missing ones become NaN."""
-    return frame.reindex(columns=list(names))
-
-
 def heading(name: str) -> str:
     """`backward_ms` -> `backward, ms`; `real_tokens_per_s_p20` -> `real tokens/s, p20`; a name with dots is code's."""
     if "." in name:

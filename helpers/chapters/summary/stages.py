@@ -1,4 +1,4 @@
-"""A whole training of a language model, from a beginner's loop to all stages, and what each stage alone brings."""
+"""A whole training of a language model, from a beginner's loop to all stages."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from ...text import local_wikitext
 from ...training.stages import COMPILED, MIXED, PROFILED, STAGES, environment, run
 
 NAMES = list(STAGES)
-START, ALONE, CUMULATIVE = "start", "alone", "cumulative"
+START, CUMULATIVE = "start", "cumulative"
 SEEDS = range(3)
 UNITS = {"train_s": ("s", 1), "real_tokens_per_s": ("real tokens/s", 0)}
 UNITS |= {"validation_loss": ("", 2), "validation_accuracy": (PERCENT, 1)}
@@ -26,7 +26,7 @@ UNITS |= {"validation_loss": ("", 2), "validation_accuracy": (PERCENT, 1)}
 def chosen(way: str, stage: str, stages: Sequence[str]) -> list[str]:
     """The stages that a configuration switches on, out of `stages` in their order."""
     up_to = stages[: stages.index(stage) + 1] if stage in stages else []
-    return {START: [], ALONE: [stage], CUMULATIVE: list(up_to)}[way]
+    return list(up_to) if way == CUMULATIVE else []
 
 
 def _runs(size: str, variants: Iterable[tuple[str, str]], seeds: Iterable[int]) -> list[Row]:
@@ -42,8 +42,8 @@ CLIMBED = [(START, "none"), *((CUMULATIVE, name) for name in NAMES)]
 
 
 @table(
-    small=_runs("small", [(START, "none"), (CUMULATIVE, PROFILED), (ALONE, PROFILED)], [0]),
-    # Compilation, which takes longer than all the rest, is measured with one seed, and no stage alone.
+    small=_runs("small", [(START, "none"), (CUMULATIVE, PROFILED)], [0]),
+    # Compilation, which takes longer than all the rest, is measured with one seed.
     cpu=_runs("reduced", CLIMBED[:-1], SEEDS) + _runs("reduced", CLIMBED[-1:], [0]),
     gpu=[],  # there `time_to_loss` takes its place: an epoch of seconds ends above the loss of a constant guess
     version=3,
@@ -81,12 +81,11 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
 
     Compilation is measured with fewer seeds: what is told of it is against the same seeds, and it isn't part of `all`.
     """
-    climbed = rows[rows["way"] != ALONE]
-    names = [name for name in ("none", *STAGES) if name in set(climbed["stage"])]
+    names = [name for name in ("none", *STAGES) if name in set(rows["stage"])]
     start, *_, end = best = [name for name in names if name != COMPILED]
 
     def by_run(stage: str, column: str) -> pd.Series:
-        return climbed[climbed["stage"] == stage].set_index("seed")[column]
+        return rows[rows["stage"] == stage].set_index("seed")[column]
 
     gains = {
         after: over_runs(by_run(before, "train_s"), by_run(after, "train_s"))
@@ -96,10 +95,10 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         SimpleNamespace(stage=name, gain=gains[name]) for name in sorted(gains, key=lambda name: -gains[name].value)
     ]
     ranked = ranked or [SimpleNamespace(stage="", gain=lacking("a stage", TIMES))]
-    last, guess = _scores(climbed, end), rows["constant_accuracy"].max()
+    last, guess = _scores(rows, end), rows["constant_accuracy"].max()
     apart = by_run(end, "validation_loss") - by_run(start, "validation_loss")  # both begin with the same weights
     return SimpleNamespace(
-        first=_scores(climbed, start),
+        first=_scores(rows, start),
         last=last,
         all=over_runs(by_run(start, "train_s"), by_run(end, "train_s")),
         all_steady=over_runs(by_run(end, "real_tokens_per_s"), by_run(start, "real_tokens_per_s")),
@@ -107,25 +106,20 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         largest=ranked[0],
         smallest=ranked[-1],
         reached=bool(len(apart.dropna())) and bool((apart.dropna() <= 0).all()),  # the first's last loss, by the last
-        cost=cost(climbed, "stage", end, start),
+        cost=cost(rows, "stage", end, start),
         loss_apart=SimpleNamespace(mean=Number(apart.mean(), decimals=3), std=Number(apart.std(), decimals=3)),
         guess=Number(guess, PERCENT),
         over_guess=Number(last.validation_accuracy.value / guess, decimals=1),
         tokens=Number(rows["real_tokens"].max(), "real tokens", decimals=0),
-        seeds=(seeds := rows["seed"].nunique()),
-        fewer="".join(
-            f"; {name}: {count}"
-            for name, of in {COMPILED: climbed["stage"] == COMPILED, ALONE: rows["way"] == ALONE}.items()
-            if 0 < (count := rows.loc[of.index[of], "seed"].nunique()) < seeds
-        ),
-        compiled=_compiled(climbed, end),
+        seeds=rows["seed"].nunique(),
+        compiled=_compiled(rows, end),
         table=_staircase(rows, names, gains),
     )
 
 
-def _scores(climbed: pd.DataFrame, stage: str) -> SimpleNamespace:
+def _scores(rows: pd.DataFrame, stage: str) -> SimpleNamespace:
     """A stage's means over the seeds, the deviation of its loss, and its steps."""
-    of = climbed[climbed["stage"] == stage]
+    of = rows[rows["stage"] == stage]
     return SimpleNamespace(
         **{name: Number(of[name].mean(), unit, decimals=decimals) for name, (unit, decimals) in UNITS.items()},
         loss_std=Number(of["validation_loss"].std(), decimals=3),
@@ -133,15 +127,14 @@ def _scores(climbed: pd.DataFrame, stage: str) -> SimpleNamespace:
     )
 
 
-def _compiled(climbed: pd.DataFrame, before: str) -> SimpleNamespace:
+def _compiled(rows: pd.DataFrame, before: str) -> SimpleNamespace:
     """What compilation saves in a step and costs once, against the same seeds without it."""
-    seeds = climbed.loc[climbed["stage"] == COMPILED, "seed"]
-    same = (
-        climbed[climbed["seed"].isin(seeds)].groupby("stage")[["step_ms", "train_s"]].mean().reindex([before, COMPILED])
-    )
+    seeds = rows.loc[rows["stage"] == COMPILED, "seed"]
+    same = rows[rows["seed"].isin(seeds)].groupby("stage")[["step_ms", "train_s"]].mean().reindex([before, COMPILED])
     step_ms, train_s, missing = same["step_ms"], same["train_s"], "the compiled training"
-    steps_s = climbed["steps"].max() * (step_ms[before] - step_ms[COMPILED]) / 1e3  # what compiling saves of them
+    steps_s = rows["steps"].max() * (step_ms[before] - step_ms[COMPILED]) / 1e3  # what compiling saves of them
     return SimpleNamespace(
+        seeds=seeds.nunique(),
         before_ms=Number(step_ms[before], "ms", missing=missing, decimals=1),
         after_ms=Number(step_ms[COMPILED], "ms", missing=missing, decimals=1),
         compiling_s=Number(train_s[COMPILED] - train_s[before] + steps_s, "s", missing=missing, decimals=0),
@@ -149,15 +142,11 @@ def _compiled(climbed: pd.DataFrame, before: str) -> SimpleNamespace:
 
 
 def _staircase(rows: pd.DataFrame, names: list[str], gains: dict[str, Number]) -> pd.DataFrame:
-    alone = rows["way"] == ALONE
-    stages = rows[~alone].groupby("stage")
+    stages = rows.groupby("stage")
     means, deviation = stages.mean(numeric_only=True).reindex(names), stages.std(numeric_only=True).reindex(names)
-    single = rows[alone].groupby("stage")["train_s"].mean().reindex(names)
     table = pd.DataFrame({"stage": ["start", *(f"+ {name}" for name in names[1:])]}, index=means.index)
     table["wall time, s"] = means["train_s"]
     table["speedup"] = [gains.get(name, lacking("before the start", TIMES)) for name in names]
-    if alone.any():
-        table["alone"] = [Number(gain, TIMES) for gain in means["train_s"].iloc[0] / single]
     table["real tokens/s"], table["peak, GiB"] = means["real_tokens_per_s"], means["peak_gib"]
     for column, name in (("loss", "validation_loss"), ("accuracy", "validation_accuracy")):
         pairs = zip(means[name], deviation[name].fillna(0), strict=True)

@@ -3,5 +3,4 @@
 from .ceilings import ceilings  # isort: skip
 from .peers import peers  # isort: skip
 from .accuracy import accuracy  # isort: skip
-from .training import training  # isort: skip
 from .sweep import growth, sweep  # isort: skip

@@ -111,13 +111,13 @@ def shares_of(rows: pd.DataFrame, name: str) -> list[str]:
     return ["" if share is None else f"{Number(share, PERCENT, low, high, decimals=0)}" for share, low, high in numbers]
 
 
-def printed(rows: pd.DataFrame, names: str, column: str = "told") -> dict[str, str]:
+def printed(rows: pd.DataFrame) -> dict[str, str]:
     """What the command printed for each, in lines that a page holds; of a script in the first of them only its name.
 
     Verdicts are in today's words.
     """
-    answers = rows[rows[column].astype(str).str.startswith('"')]
-    texts = {row[names]: json.loads(row[column]) for row in answers.to_dict("records")}
+    answers = rows[rows["told"].astype(str).str.startswith('"')]
+    texts = {row["loop"]: json.loads(row["told"]) for row in answers.to_dict("records")}
     older = re.compile(r"no difference above [\d.]+ %")
     texts = {
         name: older.sub(lambda found: f"{todays(found[0]):<{len(found[0])}}", text) for name, text in texts.items()

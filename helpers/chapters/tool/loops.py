@@ -121,6 +121,6 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         alarms=share_of(len(alarms), rows["alarm"].notna().sum()),
         fp32=counted((rows["alarm_tried"] >= MARGIN).sum()),
         twins=counted(rows["alarm"].notna().sum()),
-        told=printed(rows, "loop"),
+        told=printed(rows),
         gained=dict(zip(measured["loop"], shares_of(measured, "gained"), strict=True)),
     )

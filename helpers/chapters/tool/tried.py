@@ -19,9 +19,9 @@ from ...book.values import share_of
 from ...faults import entries, planted_by
 from ...lab.rows import Row
 from ...trying import try_edited, try_script
-from ...trying.answer import Tried, text
+from ...trying.answer import Tried
 from ..profiling.planted_faults import NAMES
-from .cases import LOOPS, as_cell, counted, interval, percents, printed, shares_of
+from .cases import LOOPS, counted, interval, percents, shares_of
 from .loops import loops
 
 _TRIED = (
@@ -62,16 +62,13 @@ switched.run(frozenset(fixes), preset="cpu", path=path, epochs=1000)
     small=[{"script": "anomaly_mode"}],
     cpu=[{"script": name} for name in (*CHANGES, *BY_HAND)],
     gpu=[],
-    columns="change kind tried? tried_low? tried_high? verdict losses by_hand? by_hand_low? by_hand_high? told?",
+    columns="change kind tried? tried_low? tried_high? verdict losses by_hand? by_hand_low? by_hand_high?",
     version=3,
     timed=False,
     worth=Worth(10, "what `try` finds", cpu=51.6),
 )
 def tried(script: str) -> Row:
-    """The share of a step's time that goes by a change from outside, and by the same change in the script.
-
-    `told` is what the command prints for chapter 3's loops, as a JSON string.
-    """
+    """The share of a step's time that goes by a change from outside, and by the same change in the script."""
     with tempfile.TemporaryDirectory() as folder:
         if script in CHANGES:
             path = LOOPS / f"{script}.py"
@@ -84,7 +81,7 @@ def tried(script: str) -> Row:
         result = try_script(path, [script], seconds=SECONDS["pipeline"])
         (hand,) = try_edited(path, [script], path, [script, *BY_HAND[script]], seconds=SECONDS["by hand"]).tried
     outside = result.together or Tried("", "change", gain_share=0.0, verdict="nothing helped")
-    return _row(" + ".join(result.kept) or "nothing", outside, hand) | {"told": as_cell(text(result))}
+    return _row(" + ".join(result.kept) or "nothing", outside, hand)
 
 
 def _edited(script: Path, folder: Path) -> tuple[Path, list[str]]:
@@ -126,5 +123,4 @@ def _(rows: pd.DataFrame, loops: pd.DataFrame) -> SimpleNamespace:
         equal=counted(equal.sum()),
         count=counted(len(one)),
         share=share_of(equal.sum(), len(one)),
-        told=printed(rows, "script"),
     )
