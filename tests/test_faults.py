@@ -5,7 +5,6 @@ import pytest
 from helpers import faults
 from helpers.chapters.profiling.planted_faults import PIPELINES
 from helpers.chapters.tool import cases
-from helpers.chapters.tool.tried import CHANGES
 from helpers.trying import changes
 from helpers.trying.answer import COUNTED
 
@@ -22,7 +21,6 @@ def test_the_changes_and_loops_of_a_fault_exist(fault):
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_planted_loop_expects_what_was_written_down_before_the_tool_saw_it(loop):
     assert set(faults.planted_by(loop)) == set(LOOPS[loop]["findings"])
-    assert loop not in CHANGES or any(CHANGES[loop] in faults.entries()[name].tried for name in faults.planted_by(loop))
 
 
 def test_a_remedy_is_filled_and_may_be_of_a_case():

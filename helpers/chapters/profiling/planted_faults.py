@@ -81,26 +81,18 @@ def side_by_side(
     at_once = {name: workers(switched, fixes, size) for name, fixes in loops.items()}
     count = (rounds + 2) * (most + 2 * max(at_once.values()))
     trainers = {name: switched.prepare(fixes, **options(switched, size, count)) for name, fixes in loops.items()}
-    return in_turns(trainers, at_once, size, rounds, enough)
-
-
-def in_turns(
-    trainers: dict[str, Trainer], workers: dict[str, int], size: str, rounds: int, enough: Enough
-) -> dict[str, list[Block]]:
-    """The blocks of each trainer's steps, whose loader has so many workers."""
-    most = ROUNDS[size][1]
     prepared = {name: (trainer, iter(trainer.epoch(0))) for name, trainer in trainers.items()}
-    times: dict[str, list[Block]] = {name: [] for name in trainers}
+    times: dict[str, list[Block]] = {name: [] for name in loops}
     steps = most
     for turn in range(rounds + 1):
-        for name in list(trainers)[:: 1 if turn % 2 else -1]:
+        for name in list(loops)[:: 1 if turn % 2 else -1]:
             if turn:
-                times[name].append(_block(*prepared[name], steps, 2 * workers[name]))
+                times[name].append(_block(*prepared[name], steps, 2 * at_once[name]))
             else:  # to warm up, and to capture
-                _block(*prepared[name], min(most, WARM_UP + 1), 2 * workers[name])
+                _block(*prepared[name], min(most, WARM_UP + 1), 2 * at_once[name])
         if not turn and size in ("gpu", "full"):
             slowest_ms = max(_block(*of, 1, 0).ms for of in prepared.values())
-            steps = block_steps(slowest_ms, max(workers.values()), most)
+            steps = block_steps(slowest_ms, max(at_once.values()), most)
         if turn and enough(times):
             break
     return times

@@ -1,4 +1,4 @@
-"""Where a step's time goes: products by shape, attention, elementwise work, loss, optimizer, copies, and idle.
+"""Where a step's time goes: products, attention, elementwise work, loss, optimizer, copies, and idle.
 
 One step is profiled. On a GPU the kernels of an uncaptured step are counted, as a replayed graph has no operators and
 so no shapes; what the unprofiled step takes beyond them is idle. On a CPU it is each operator's own time.
@@ -10,7 +10,6 @@ that it must at least read and write at the bandwidth of a large copy.
 
 import dataclasses
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -46,7 +45,6 @@ IN_ATTENTION = ("scaled_dot_product", "_flash_attention", "_efficient_attention"
 BY_HAND = ("aten::bmm", "aten::_softmax", "aten::softmax", "aten::_softmax_backward_data", "aten::masked_fill")
 IN_LOSS = ("NllLoss", "LogSoftmax", "CrossEntropy", "_Chunked")
 COMPILED = "cpp_fused"  # a kernel of the compiler on a CPU
-SHAPES = 6  # that have a row each; the others share one
 ADAM_BYTES = 28  # per fp32 parameter: weight, gradient and moments are read, all but the gradient written
 
 
@@ -60,24 +58,15 @@ def _sizes(sizes: Row, kind: str) -> list[Row]:
     gpu=_sizes(MEDIUM, "cuda"),
     big_gpu=_sizes(FULL, "cuda"),
     missing=missing,
-    columns="kind shape calls ms share tflops? least_ms step_ms p20_ms p80_ms n batch",
+    columns="kind ms share least_ms step_ms p20_ms p80_ms n batch",
     worth=Worth(
         90, "where the time of the best step goes, and of the plain loop's", cpu=40, gpu=20, big_gpu=20, on_gpu=4
     ),
 )
 def device_time(model: str, sequence: int, step: str) -> list[Row]:
-    """The time of a step by kind, products by shape; `share` is of the unprofiled step."""
+    """The time of a step by kind; `share` is of the unprofiled step."""
     setup = setup_of(model, sequence, step)
     return apart(setup, profiled, setup)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Milliseconds of one kind of work in a step, its calls, and the operations of its products."""
-
-    ms: float
-    calls: int = 0
-    flops: float = 0.0
 
 
 def profiled(setup: Setup) -> list[Row]:
@@ -85,28 +74,20 @@ def profiled(setup: Setup) -> list[Row]:
     steps = 3 if device().type == "cpu" else 20
     timing = Timing.of(each(text_tokens(setup, steps), _warm(setup)))
     free_memory()  # a trainer refers to itself, and a graph's pool is as large as a step
-    trace = _trace(dataclasses.replace(setup, cuda_graph=False))
-    spent: dict[tuple[str, str], float] = defaultdict(float)
-    calls: dict[tuple[str, str], set[Event]] = defaultdict(set)
-    for event, ms in _pieces(trace):
-        kind = kind_of(event)
-        product = _product(event) if kind == PRODUCTS else None
-        key = kind, _shape(product) if product else ""
-        spent[key] += ms
-        calls[key].add(product or event)  # what a product calls inside is the same call
-    pieces = _largest_shapes(
-        {key: Piece(ms, len(calls[key]), _flops(key[1]) * len(calls[key])) for key, ms in spent.items()}
-    )
-    pieces[IDLE, ""] = Piece(max(timing.median_ms - sum(piece.ms for piece in pieces.values()), 0.0))
-    least = _least_ms(setup)
+    spent: dict[str, float] = defaultdict(float)
+    products: set[Event] = set()  # what a product calls inside is the same product
+    for event, ms in _pieces(_trace(dataclasses.replace(setup, cuda_graph=False))):
+        spent[kind := kind_of(event)] += ms
+        if kind == PRODUCTS and (product := _product(event)):
+            products.add(product)
+    spent[IDLE] = max(timing.median_ms - sum(spent.values()), 0.0)
+    least = _least_ms(setup, sum(map(_flops, products)))
     about = {"step_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}
-    rows = []
-    for (kind, shape), piece in sorted(pieces.items(), key=lambda item: -item[1].ms):
-        bound = piece.flops / least["flops_per_ms"] if piece.flops else least.get(kind, 0.0)
-        row = {"kind": kind, "shape": shape, "calls": piece.calls, "ms": piece.ms}
-        tflops = piece.flops / piece.ms / 1e9 if piece.flops else None
-        rows.append(row | {"share": piece.ms / timing.median_ms, "tflops": tflops, "least_ms": bound} | about)
-    return [row | {"batch": setup.batch} for row in rows]
+    about |= {"batch": setup.batch}
+    return [
+        {"kind": kind, "ms": ms, "share": ms / timing.median_ms, "least_ms": least.get(kind, 0.0)} | about
+        for kind, ms in sorted(spent.items(), key=lambda item: -item[1])
+    ]
 
 
 def _warm(setup: Setup) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -173,33 +154,17 @@ def _product(event: Event) -> Event | None:
     return next((outer for outer in (event, *event.outer()) if outer.name in MULTIPLIES), None)
 
 
-def _shape(product: Event) -> str:
-    """M × K × N of a product; "" if its shapes aren't told."""
+def _flops(product: Event) -> float:
+    """Operations of a product, M × K × N twice; 0 if its shapes aren't known."""
     matrices = [dims for dims in product.dims if len(dims) == 2 and all(isinstance(size, int) for size in dims)]
     if len(matrices) < 2:
-        return ""
+        return 0.0
     (rows, inner), (_, columns) = matrices[:2] if product.name != "aten::addmm" else matrices[-2:]
-    return f"{rows} × {inner} × {columns}"
+    return 2.0 * rows * inner * columns
 
 
-def _flops(shape: str) -> float:
-    """Operations of a product of this shape; 0 of what is no product, or whose shape isn't told."""
-    sizes = [int(size) for size in shape.split(" × ") if size]
-    return 2.0 * math.prod(sizes) if sizes else 0.0
-
-
-def _largest_shapes(pieces: dict[tuple[str, str], Piece]) -> dict[tuple[str, str], Piece]:
-    """The pieces, of whose products the largest shapes are kept; the others are one piece."""
-    products = sorted((key for key in pieces if key[0] == PRODUCTS), key=lambda key: -pieces[key].ms)
-    merged = {key: piece for key, piece in pieces.items() if key not in products[SHAPES:]}
-    if others := [pieces[key] for key in products[SHAPES:]]:
-        sums = (sum(getattr(piece, name) for piece in others) for name in ("ms", "calls", "flops"))
-        merged[PRODUCTS, "others"] = Piece(*sums)
-    return merged
-
-
-def _least_ms(setup: Setup) -> dict[str, float]:
-    """The least milliseconds of each kind but the products, and the products' operations a millisecond."""
+def _least_ms(setup: Setup, flops: float) -> dict[str, float]:
+    """The least milliseconds of each kind, of the products of so many operations."""
     size, tokens = preset(setup.model), setup.batch * setup.sequence
     heads, layers, width, inner = (size[name] for name in ("heads", "layers", "width", "feedforward_size"))
     head_dim = size.get("head_dim", width // heads)
@@ -214,7 +179,7 @@ def _least_ms(setup: Setup) -> dict[str, float]:
     with torch.device("meta"):
         weights = sum(weight.numel() for weight in Llama.from_name(setup.model).parameters())
     return {
-        "flops_per_ms": rate,
+        PRODUCTS: flops / rate,
         FORWARD: 2 * scores / rate,
         BACKWARD: 5 * scores / rate,
         ELEMENTWISE: item * numbers / bandwidth,

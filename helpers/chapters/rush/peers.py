@@ -15,7 +15,6 @@ from .setups import FULL, MEDIUM, ON_CPU, SMALL, SPREAD, apart, missing, setup_o
 from .transformers_llama import ALIKE
 
 LIGER_ALIKE = f"transformers, liger-kernel, fused AdamW, compile{ALIKE}"
-UNFUSED = " A fused AdamW without compilation, which may save a few percent, wasn't measured."
 
 
 @table(
@@ -70,5 +69,4 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         speedup=fastest["speedup"],
         loss=Number(fastest["loss"], decimals=3),
         ours_loss=Number(fastest["ours_loss"], decimals=3),
-        left_out="" if "transformers, fused AdamW" in set(rows["variant"]) else UNFUSED,
     )

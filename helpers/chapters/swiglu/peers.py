@@ -118,10 +118,11 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame) -> SimpleNamespace:
     rows = rows.assign(tokens=tokens, bound_ms=products * operations / rows["dtype"].map(rates) / 1e9)
     level2 = rows[rows["variant"] == f"{OURS}2"]
     half = next((name for name in HALF if (rows["dtype"] == name).any()), HALF[0])
+    shown = rows[rows["dtype"] == (half if (rows["dtype"] == half).any() else "float32")]
     return SimpleNamespace(
-        table=_by_dtype(rows),
-        widths=", ".join(map(str, rows["hidden_dim"].unique())),
-        tokens=", ".join(f"{_tokens(of)} in {NAMES[name]}" for name, of in rows.groupby("dtype")),
+        table=_by_width(shown),
+        widths=", ".join(map(str, shown["hidden_dim"].unique())),
+        tokens=" and ".join(f"{count} tokens" for count in shown["tokens"].unique()),
         half=_levels(rows, half),
         single=_levels(rows, "float32"),
         level2_slowest=_slowest(rows, level2),
@@ -129,14 +130,6 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame) -> SimpleNamespace:
         level2_stored=Number(level2["saved_ratio"].max(), PERCENT, missing="level 2", decimals=0),
         predicted=derived(11 / 9, "eleven products for nine"),
     )
-
-
-def _tokens(rows: pd.DataFrame) -> str:
-    """`8192 tokens`, or for each number of tokens the widths that took them."""
-    widths = {int(tokens): of["hidden_dim"].unique() for tokens, of in rows.groupby("tokens")}
-    if len(widths) == 1:
-        return f"{min(widths)} tokens"
-    return ", ".join(f"{tokens} tokens at d = {' and '.join(map(str, of))}" for tokens, of in widths.items())
 
 
 def _slowest(rows: pd.DataFrame, level2: pd.DataFrame) -> Number:
@@ -154,20 +147,20 @@ def _ratio(rows: pd.DataFrame, row: Any, column: str) -> Number:
     return of_kernels(of_rounds(row, column, 2), f"{row['variant']}", row, *baseline.to_dict("records"))
 
 
-def _by_dtype(rows: pd.DataFrame) -> pd.DataFrame:
-    """Variants below each other, types and widths beside each other; of widths but `WIDTH` the times alone."""
-    parts, several = [], rows["hidden_dim"].nunique() > 1
-    for (dtype, width), of in rows.set_index("variant").groupby(["dtype", "hidden_dim"]):
+def _by_width(rows: pd.DataFrame) -> pd.DataFrame:
+    """Variants below each other, widths beside each other; of widths but `WIDTH` the times alone."""
+    parts = []
+    for width, of in rows.set_index("variant").groupby("hidden_dim"):
         marks = [NOISY * is_noisy(row) for row in of.to_dict("records")]
         spread = [
             f"{number(marked(row['median_ms'], row))}{mark} ({number(row['p20_ms'])}–{number(row['p80_ms'])})"
             for mark, row in zip(marks, of.to_dict("records"), strict=True)
         ]
-        numbers = {f"ms at d = {width} (p20–p80)" if several else "ms (p20–p80)": spread}
-        if width == WIDTH or not several:
+        numbers = {f"ms at d = {width} (p20–p80)": spread}
+        if width == WIDTH:
             numbers |= {"bound, ms": of["bound_ms"], "saved, %": 100 * of["saved_ratio"]}
             numbers |= {"peak, MiB": of["peak_added_mib"]}
-        parts.append(pd.DataFrame(numbers, index=of.index).add_prefix(f"{NAMES[dtype]} "))
+        parts.append(pd.DataFrame(numbers, index=of.index))
     return pd.concat(parts, axis=1).reset_index()
 
 

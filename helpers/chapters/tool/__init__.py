@@ -1,5 +1,3 @@
-"""The tool's own trials, a table a file: what `profile` names, and what `try` gains."""
+"""The tool's own trials: what `profile` names in loops with a planted fault."""
 
 from .loops import loops  # isort: skip
-from .peers import peers  # isort: skip
-from .tried import tried  # isort: skip

@@ -25,7 +25,6 @@ from ...trying.answer import Tried
 ROOT = Path(__file__).resolve().parents[3]
 LOOPS = ROOT / "data" / "loops"
 LIMIT_S = 60
-ENDLESS = ["--steps", "1000000"]
 PAGE = 112  # letters in a line of the report's listings
 MARGIN = 0.05  # of an iteration: a finding that promises less isn't an alarm
 

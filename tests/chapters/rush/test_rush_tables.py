@@ -74,35 +74,34 @@ def test_a_profiled_step_has_all_kinds_and_the_operations_of_all_its_products(mo
     kinds = {"attention forward", "attention backward", "optimizer", "loss", PRODUCTS, IDLE}
     assert kinds <= set(rows["kind"]) <= set(KINDS)
     products = rows[rows["kind"] == PRODUCTS]
-    counted = (products["tflops"] * products["ms"]).sum() * 1e9
+    counted = products["least_ms"].sum() * 1e9  # at the test's rate of 1 TFLOP/s
     at_most = flops_per_token("tiny", 64) * 64  # with attention, whose products are not in these
-    assert 0.7 * at_most < counted < at_most and "others" in set(products["shape"])
-    assert products["least_ms"].sum() == pytest.approx(counted / 1e9)  # at the test's rate of 1 TFLOP/s
-    assert rows.set_index("kind").loc[IDLE, "calls"] == 0
+    assert 0.7 * at_most < counted < at_most
 
 
 @pytest.mark.long
 def test_the_least_time_grows_with_the_batch_but_not_the_optimizers():
     least = device_time.measure.__globals__["_least_ms"]
     setup = Setup(model="tiny", sequence=64)
-    one, two = least(setup), least(dataclasses.replace(setup, batch=2))
+    one, two = least(setup, 1e9), least(dataclasses.replace(setup, batch=2), 1e9)
     assert two["attention forward"] == pytest.approx(2 * one["attention forward"])
     assert two["loss"] / one["loss"] == pytest.approx(2, rel=0.5)  # the copy's bandwidth is measured anew
     assert two["optimizer"] == pytest.approx(one["optimizer"], rel=0.5)
 
 
 def test_numbers_of_a_step_name_the_largest_part_beside_the_products():
-    about = {"model": "tiny", "sequence": 64, "batch": 1, "step_ms": 10.0, "calls": 1, "tflops": None}
+    about = {"model": "tiny", "sequence": 64, "batch": 1, "step_ms": 10.0}
     pieces = [
-        (PRODUCTS, "1 × 2 × 3", 6.0, 4.5),
-        ("optimizer", "", 2.0, 1.0),
-        ("loss", "", 1.0, 0.5),
-        (IDLE, "", 1.0, 0.0),
+        (PRODUCTS, 2.0, 1.5),
+        (PRODUCTS, 4.0, 3.0),  # of another shape
+        ("optimizer", 2.0, 1.0),
+        ("loss", 1.0, 0.5),
+        (IDLE, 1.0, 0.0),
     ]
     rows = [
-        about | {"step": step, "kind": kind, "shape": shape, "ms": ms, "least_ms": least}
+        about | {"step": step, "kind": kind, "ms": ms, "least_ms": least}
         for step in (START, "batch 8")
-        for kind, shape, ms, least in pieces
+        for kind, ms, least in pieces
     ]
     numbers = device_time.of_rows(pd.DataFrame(rows))
     assert f"{numbers.products}" == "60%"

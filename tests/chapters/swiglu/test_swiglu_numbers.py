@@ -78,7 +78,7 @@ def test_a_level_is_compared_in_each_type():
     assert not peers.half.level3.measured
     assert f"{peers.single.level2}" == "1.04× (1.03 to 1.05, 20 pairs)"
     assert f"{peers.level2_slowest:brief} {peers.level2_stored}" == "1.04× 53%"
-    assert peers.tokens == "1000 tokens in bf16, 1000 tokens in fp32"
+    assert peers.tokens == "1000 tokens"
 
 
 def test_no_ratio_of_levels_is_taken_from_a_host_bound_row():
@@ -90,27 +90,27 @@ def test_no_ratio_of_levels_is_taken_from_a_host_bound_row():
     assert not peers.half.level2.measured and peers.half.level2_to_plain.measured
     peers = host_bound("level 2")
     assert not peers.half.level2_to_plain.measured and not peers.level2_slowest.measured
-    assert peers.table.set_index("variant").loc["level 2", "bf16 ms (p20–p80)"].startswith("100‡ (")
+    assert peers.table.set_index("variant").loc["level 2", "ms at d = 2048 (p20–p80)"].startswith("100‡ (")
 
 
 def test_the_bound_is_the_products_at_the_best_rate():
     table = swiglu.peers.of_rows(LAYERS, CEILINGS).table.set_index("variant")
     product_ms = 2 * 1000 * 2048 * 8192 / 2e12 * 1e3
-    assert table.loc["level 2", "bf16 bound, ms"] == pytest.approx(9 * product_ms)
-    assert table.loc["level 1", "bf16 bound, ms"] == pytest.approx(11 * product_ms)
-    assert table.loc["level 2", "bf16 ms (p20–p80)"] == "100 (99–101)"
+    assert table.loc["level 2", "bound, ms"] == pytest.approx(9 * product_ms)
+    assert table.loc["level 1", "bound, ms"] == pytest.approx(11 * product_ms)
+    assert table.loc["level 2", "ms at d = 2048 (p20–p80)"] == "100 (99–101)"
     wide = swiglu.peers.of_rows(
         pd.concat([LAYERS, pd.DataFrame([layer(PLAIN, 1, 1.0, hidden_dim=64)])]), CEILINGS
     ).table
-    assert {"bf16 ms at d = 64 (p20–p80)", "bf16 ms at d = 2048 (p20–p80)", "bf16 peak, MiB"} < set(wide)
+    assert {"ms at d = 64 (p20–p80)", "ms at d = 2048 (p20–p80)", "peak, MiB"} < set(wide)
 
 
 def test_a_noisy_row_is_marked_and_no_goal_takes_it_beside_a_quiet_one():
     narrow = layer("level 2", 130, 0.53, hidden_dim=64) | {"noisy": "p80 is 1.37 times p20", "seq_len": 500}
     peers = swiglu.peers.of_rows(pd.concat([LAYERS.assign(noisy=""), pd.DataFrame([narrow])]), CEILINGS)
     assert f"{peers.level2_slowest:brief}" == "1.04×"
-    assert peers.tokens == "500 tokens at d = 64, 1000 tokens at d = 2048 in bf16, 1000 tokens in fp32"
-    assert peers.table.set_index("variant").loc["level 2", "bf16 ms at d = 64 (p20–p80)"] == "130† (129–131)"
+    assert peers.tokens == "1000 tokens and 500 tokens"
+    assert peers.table.set_index("variant").loc["level 2", "ms at d = 64 (p20–p80)"] == "130† (129–131)"
     assert f"{swiglu.peers.of_rows(pd.DataFrame([narrow]), CEILINGS).level2_slowest:brief}" == "1.30×†"
 
 
