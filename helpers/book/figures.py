@@ -56,7 +56,7 @@ def forest(numbers: Mapping[str, Number], height: float = 0.19) -> tuple[Figure,
         axis.plot(value, place, marker, color=colour, markersize=4, fillstyle="full" if kind == EFFECT else "none")
         reach = value if ratio.high is None else min(high, most)
         offset = {"xytext": (4, 1), "textcoords": "offset points", "va": "center", "size": 7}
-        axis.annotate(f"{value:.2f}×", (reach, place), **offset)
+        axis.annotate(f"{ratio:brief 2}" if ratio.measured else "", (reach, place), **offset)
     axis.axvline(1, color=GREY, linewidth=0.8)
     axis.set_yticks(range(len(numbers)), list(numbers))
     axis.invert_yaxis()

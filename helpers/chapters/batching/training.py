@@ -108,7 +108,7 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     first, seeds = rows.iloc[0], rows["seed"].nunique()
     source = first["source"].partition(",")[0]
     return SimpleNamespace(
-        table=shown.reset_index(),
+        table=shown.dropna(axis="columns", how="all").reset_index(),  # one seed has no deviation
         sizes=f"{seeds} seed{'s' * (seeds > 1)}, {first['real_tokens']:,} real tokens of {source}, "
         f"width {first['width']}, batches of {first['batch_size']}, samples cut to {first['max_length']} tokens",
         batch=int(first["batch_size"]),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...book import Worth
 from ...book.table import table
-from ...book.values import PERCENT, TIMES, Number, derived, lacking, of_kernels, speedup
+from ...book.values import NOISY, PERCENT, TIMES, Number, derived, is_noisy, lacking, of_kernels, speedup
 from ...compilers import backends, capture, kernels
 from ...lab import compare
 from ...lab.machine import device
@@ -229,6 +229,7 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     fastest = large.loc[large.groupby(["case", "label"], sort=False)["median_ms"].idxmin()]
     fastest = fastest.assign(
         bytes=fastest["bytes_moved"] / fastest["bytes_least"],
+        mark=[NOISY * is_noisy(row) for row in fastest.to_dict("records")],
         speedup=[
             of_kernels(speedup(row, 2), f"the speedup of {row['case']}", row, eager.get(row["case"], {}))
             for row in fastest.to_dict("records")

@@ -33,7 +33,7 @@ def table(**machines: str) -> pd.DataFrame:
         row = {"chapter": str(CHAPTERS.index(goal.table.partition("/")[0])), "measure": goal.measure}
         for name, machine in machines.items():
             verdict = goal.verdict(machine)
-            value = f"{verdict.number}".removesuffix(" (unpaired)") if verdict.number.measured else ""
+            value = f"{verdict.number:bare}" if verdict.number.measured else ""
             row |= {"goal": verdict.bound, name: value, f"outcome, {name}": verdict.outcome if value else ""}
         rows.append(row)
     return pd.DataFrame(rows)
