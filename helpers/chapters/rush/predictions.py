@@ -39,7 +39,13 @@ def scaling() -> SimpleNamespace:
             job = Job(strategy=strategy, batch=ranks, **SCALED, **PLANNED)
             line[f"{ranks} GPUs"] = fit.predict(job, ranks, cluster, compute_ms)["efficiency"]
         lines.append(line)
-    return SimpleNamespace(efficiency=pd.DataFrame(lines))
+    efficiency = pd.DataFrame(lines).set_index(["cluster", "strategy"])
+    about = "predicted share of a step that computes"
+    of_eight = {
+        name: derived(efficiency.loc[(cluster, "ZeRO-3"), "8 GPUs"], about, PERCENT, 0)
+        for name, cluster in (("nvlink", "NVLink 4"), ("pcie", "PCIe 5"))
+    }
+    return SimpleNamespace(efficiency=efficiency.reset_index(), **of_eight)
 
 
 def _fits(plan: fit.Plan, card: fit.Card) -> str:

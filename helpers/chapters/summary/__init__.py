@@ -2,4 +2,4 @@
 
 from .stages import stages  # isort: skip
 from .time_to_loss import time_to_loss  # isort: skip
-from .roofline import roofline  # isort: skip
+from .roofline import kernels, roofline  # isort: skip
