@@ -64,9 +64,9 @@ def test_measure_records_goes_on_and_begins_nothing_beside_a_damaged_table(tmp_p
 
     file.write_text(file.read_text()[:-20])
     damaged = file.read_bytes()
-    assert main(["measure", "amp/zeros", *command[1:]]) == 1
+    assert main(["measure", "amp/exponents", *command[1:]]) == 1
     assert f"{file}, line " in capsys.readouterr().err
-    assert not list(tmp_path.rglob("zeros.csv")) and file.read_bytes() == damaged
+    assert not list(tmp_path.rglob("exponents.csv")) and file.read_bytes() == damaged
 
 
 @pytest.mark.long

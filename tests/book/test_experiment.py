@@ -65,7 +65,6 @@ def read(e, results):
 
 def test_calling_an_experiment_measures_its_preset():
     assert SQUARES("small").to_dict("records") == [{"size": 2, "status": "ok", "area": 4}]
-    assert SQUARES.about == "Squares."
 
 
 def test_an_unknown_preset_lists_the_valid_ones():
