@@ -35,11 +35,10 @@ __getattr__ = when_used(
     __name__,
     {
         "build": "build",
-        "convert": "BuildError",
         "experiment": "Experiment Worth",
-        "exporter": "ReportExporter",
         "figures": "",
         "notebook": "",
+        "pages": "BuildError ReportExporter",
         "runner": "measure",
         "store": "RecordError devices folder read read_rows summary",
     },

@@ -5,7 +5,7 @@ import pytest
 from pdf_text import pages_of
 
 from helpers.book import ReportExporter
-from helpers.book.content import chapter
+from helpers.book.pages import chapter
 
 
 class Pages:

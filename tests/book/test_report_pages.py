@@ -9,8 +9,7 @@ import typst
 from pdf_layout import beyond_margins, parted_headings, short_pages
 from pdf_text import pages_of
 
-from helpers.book.convert import BuildError
-from helpers.book.exporter import compile_pdf, packed
+from helpers.book.pages import BuildError, compile_pdf, packed
 
 REPORT = Path(__file__).parents[2] / "report.pdf"
 STYLE = '#set page(paper: "a4", margin: (x: 20mm, top: 18mm, bottom: 20mm), footer: [7])\n'

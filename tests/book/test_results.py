@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.book import notebook, store
-from helpers.book.results import recorded
-from helpers.book.table import Table, numbers_of
+from helpers.book.table import Table, numbers_of, recorded
 from helpers.book.values import Number
 
 ORIGIN = {"status": "ok", "driver": "none", "torch": "2.13.0+cpu", "cuda": "none"}

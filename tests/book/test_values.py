@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from helpers.book import notebook
 from helpers.book.experiment import ColumnError, Experiment
 from helpers.book.notebook import claim, say, when
-from helpers.book.results import Results, with_declared
-from helpers.book.table import OnMachine, table
+from helpers.book.table import OnMachine, Results, table, with_declared
 from helpers.book.values import (
     TIMES,
     Number,

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from ...book.results import recorded
+from ...book.table import recorded
 from ...lab.machine import slug
 from .. import select
 
