@@ -1,10 +1,4 @@
-"""The training step: a loss, backward, clipping and the optimizer, with or without a loss scale; and its CUDA graph.
-
-    step = TrainingStep(lambda x, y: (F.mse_loss(model(x), y),), optimizer, clip=1.0)
-    (loss,) = step(x, y)          # on the device; nothing waits
-
-Chapter 5's ladder, chapter 6's selection, chapter 7's compiled steps and the trainer all make their steps by this one.
-"""
+"""The end of a training step, with or without clipping and a loss scale; and the CUDA graph of a whole step."""
 
 import contextlib
 import functools
@@ -14,58 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.profiler import record_function
 
 WARM_UP = 3  # ordinary steps before a capture: they compile, allocate, and create the optimizer's state
-
-
-class TrainingStep:
-    """One update of the weights by a batch, whose tensors are what `loss` takes.
-
-    `loss` returns the loss first; a call returns the same, detached. Backward takes the loss divided by `divide`.
-    Gradients stay until the next call; with `frees` they are freed at the end of each. `zeros` overwrites them with
-    zeros instead. `captures` makes the step one launch, see `CapturedStep`.
-    """
-
-    def __init__(
-        self,
-        loss: Callable[..., tuple[Tensor, ...]],
-        optimizer: Optimizer,
-        *,
-        scaler: Any = None,
-        clip: float | None = None,
-        divide: int = 1,
-        frees: bool = False,
-        zeros: bool = False,
-        captures: bool = False,
-    ) -> None:
-        self.loss, self.optimizer, self.scaler, self.clip = loss, optimizer, scaler, clip
-        self.divide, self.frees, self.zeros = divide, frees, zeros
-        self.captured = CapturedStep(self._update) if captures else None
-
-    def __call__(self, *batch: Any, look: Callable[[Tensor], Any] | None = None) -> tuple[Tensor, ...]:
-        """`look(loss)` is called after backward, when gradients are still scaled; after a captured step at its end."""
-        if self.captured is None:
-            return self._update(*batch, look=look)
-        outputs = self.captured(*batch)
-        if look is not None:
-            look(outputs[0])
-        return outputs
-
-    def _update(self, *batch: Any, look: Callable[[Tensor], Any] | None = None) -> tuple[Tensor, ...]:
-        if not self.frees:
-            self.optimizer.zero_grad(set_to_none=not self.zeros)
-        outputs = self.loss(*batch)
-        with record_function("backward"):
-            share = outputs[0] / self.divide if self.divide > 1 else outputs[0]
-            (share if self.scaler is None else self.scaler.scale(share)).backward()
-        if look is not None:
-            look(outputs[0].detach())
-        with record_function("optimizer"):
-            advance(self.optimizer, self.scaler, self.clip)
-        if self.frees:
-            self.optimizer.zero_grad(set_to_none=True)
-        return tuple(output.detach() for output in outputs)
 
 
 def advance(optimizer: Optimizer, scaler: Any = None, clip: float | None = None) -> Tensor | None:

@@ -9,14 +9,14 @@ import torch
 from helpers.lab import peak_memory
 from helpers.lab.machine import installed
 from helpers.lab.timing import check_agreement
-from helpers.rush import Setup, Trainer, optimizers
+from helpers.rush import Setup, build_trainer, optimizers
 from helpers.rush.measurement import fixed_tokens
 
 TINY = Setup(model="tiny", sequence=16)
 
 
 def trainer(optimizer):
-    return Trainer(dataclasses.replace(TINY, optimizer=optimizer))
+    return build_trainer(dataclasses.replace(TINY, optimizer=optimizer))
 
 
 def weights(variant, steps=2, **options):

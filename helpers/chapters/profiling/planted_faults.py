@@ -25,7 +25,7 @@ from ...pictures import cores, local_photos
 from ...text import local_wikitext
 from ...training.step import WARM_UP
 from ...training.switched import CLOTHES, LANGUAGE, Switched
-from ...training.trainer import Trainer
+from ...training.task import TaskTrainer
 
 PIPELINES: dict[str, Switched] = {"vit": CLOTHES, "gpt": LANGUAGE}
 SLOW, FIXED = "slow", "fixed"
@@ -85,7 +85,7 @@ def side_by_side(
 
 
 def in_turns(
-    trainers: dict[str, Trainer], workers: dict[str, int], size: str, rounds: int, enough: Enough
+    trainers: dict[str, TaskTrainer], workers: dict[str, int], size: str, rounds: int, enough: Enough
 ) -> dict[str, list[Block]]:
     """The blocks of each trainer's steps, whose loader has so many workers."""
     most = ROUNDS[size][1]
@@ -111,7 +111,7 @@ def block_steps(step_ms: float, workers: int, most: int) -> int:
     return max(min(most, math.ceil(BLOCK_S * 1e3 / step_ms)), workers)
 
 
-def _block(trainer: Trainer, batches: Any, steps: int, untimed: int) -> Block:
+def _block(trainer: TaskTrainer, batches: Any, steps: int, untimed: int) -> Block:
     with trainer.settings():
         for batch in itertools.islice(batches, untimed):
             trainer.step(batch)

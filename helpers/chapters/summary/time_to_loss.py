@@ -36,13 +36,14 @@ from ...lab.memory import PeakAbove
 from ...lab.rows import Row
 from ...lab.timing import synchronize
 from ...models import Llama
-from ...rush import Setup, Trainer
+from ...rush import Setup, build_trainer
 from ...rush.optimizers import FOR_LOOP, build_optimizer
 from ...rush.setup import AUTOCAST
 from ...rush.trainer import build_model
 from ...text.articles import Articles
 from ...training.stages import environment, nothing_compiled
 from ...training.step import WARM_UP
+from ...training.trainer import Trainer
 
 BEGINNER, EVERYTHING = SIDES = "beginner", "everything"
 CHOICE, TRAINING, COMPILED = "choice", "training", "compiled"  # a row's part
@@ -173,7 +174,7 @@ def begin(side: str, part: str, seed: int, rate: float, size: Size, text: Articl
     if side == BEGINNER and part == TRAINING:
         model = build_model(Setup(model=size.model, sequence=LONGEST, seed=seed), device())
         return model, beginners_steps(model, padded_lines(text, size, seed), rate)
-    trainer = Trainer(fast_setup(size, rate, seed, compiled=part == COMPILED))
+    trainer = build_trainer(fast_setup(size, rate, seed, compiled=part == COMPILED))
     if side == BEGINNER:
         return trainer.model, fast_steps(trainer, without_padding(padded_lines(text, size, seed)), rising=1)
     return trainer.model, fast_steps(trainer, full_rows(text, size, seed), RISING)
@@ -198,8 +199,8 @@ def beginners_steps(model: Llama, loader: Iterator[Tensor], rate: float) -> Iter
 
 def fast_steps(trainer: Trainer, batches: Iterator[Batch], rising: int) -> Iterator[int]:
     """The trainer's steps, with a learning rate that rises in the first ones. It is a tensor, for a captured step."""
-    highest = trainer.setup.learning_rate
-    rate = torch.tensor(highest, device=trainer.device)
+    highest = trainer.optimizer.param_groups[0]["lr"]
+    rate = torch.tensor(highest, device=device())
     for group in trainer.optimizer.param_groups:
         group["lr"] = rate
     for number, (tokens, targets, real) in enumerate(batches, start=1):
