@@ -20,7 +20,7 @@ from ..lab.memory import GIB, OUT_OF_MEMORY, is_out_of_memory
 from ..lab.timing import synchronize
 from ..models.llama import preset
 from ..text import SyntheticText, Vocab, WikiText, local_wikitext
-from ..training.step import WARM_UP
+from ..training.trainer import WARM_UP
 from .rates import shares
 from .setup import Setup
 from .trainer import build_trainer

@@ -1,6 +1,6 @@
 """The trainer: its loop, precision, the tasks (language model, cars, clothes), deliberately slow variants, the stages.
 
-step, trainer      the optimizer's step and a step's capture; the trainer of anything
+trainer            the trainer of anything: the optimizer's step, a step's capture
 task, loop         a task's trainer, in a precision; epochs, timing, a profiler
 language, text_batches, cars, clothes    the tasks: data, model, loss, sizes
 switches, slow_parts, switched    what is slow on purpose, and the fixes; its modules; trainings with any of the fixes

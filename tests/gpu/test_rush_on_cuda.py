@@ -14,7 +14,7 @@ from helpers.models.llama import eager_attention
 from helpers.rush import Setup, build_trainer, climb, measurement, run
 from helpers.rush.measurement import text_tokens
 from helpers.rush.trainer import attention
-from helpers.training.step import WARM_UP
+from helpers.training.trainer import WARM_UP
 
 TINY = Setup(model="tiny", sequence=128)
 AMP = dataclasses.replace(TINY, precision="amp-bf16", attention="flash", optimizer="fused")

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from helpers.amp import DynamicGradScaler
 from helpers.training import Trainer
-from helpers.training.step import advance
+from helpers.training.trainer import advance
 
 X, Y = torch.ones(4, 3), torch.zeros(4, 1)
 

@@ -23,9 +23,9 @@ from ...lab.rows import Row
 from ...lab.timing import between_ms, moment, synchronize
 from ...pictures import cores, local_photos
 from ...text import local_wikitext
-from ...training.step import WARM_UP
 from ...training.switched import CLOTHES, LANGUAGE, Switched
 from ...training.task import TaskTrainer
+from ...training.trainer import WARM_UP
 
 PIPELINES: dict[str, Switched] = {"vit": CLOTHES, "gpt": LANGUAGE}
 SLOW, FIXED = "slow", "fixed"

@@ -8,7 +8,7 @@ from ...book import Worth
 from ...book.table import table
 from ...book.values import PERCENT, Number, in_unit, lacking, marked, over, pick, speedup
 from ...lab.rows import Row
-from ...training.step import WARM_UP
+from ...training.trainer import WARM_UP
 from .setups import FULL, MEDIUM, PAIRED, RUN_PAIRED, SMALL, beside, missing, run_apart, setup_of
 
 KINDS = ("none", "selective", "memory budget", "full")  # from no recomputation to most
@@ -37,13 +37,9 @@ def checkpointing(model: str, sequence: int, checkpointing: str, trial_s: float 
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """`lengths`: speed and memory by length; `longest`: the longest length that fits, by kind.
-
-    `memory` and `speed` are those of full checkpointing against none, at `length`.
-    """
+    """Speed and memory by length; `memory` and `speed` are those of full checkpointing against none, at `length`."""
 
     lengths: pd.DataFrame
-    longest: pd.DataFrame
     length: int
     memory: Number
     speed: Number
@@ -51,7 +47,7 @@ class Checkpointing:
 
 @checkpointing.numbers()
 def _(rows: pd.DataFrame) -> Checkpointing:
-    """At the longest length that all kinds fit, and the longest that each does."""
+    """At the longest length that all kinds fit."""
     rates = [marked(row["tokens_per_s"], row) for row in rows.to_dict("records")]
     wide = rows.assign(tokens_per_s=rates)
     wide = wide.pivot(index="checkpointing", columns="sequence", values=["tokens_per_s", "peak_gib"])
@@ -66,10 +62,8 @@ def _(rows: pd.DataFrame) -> Checkpointing:
     pairs = rows[(rows["sequence"] == length) & (rows["checkpointing"] == "full")]
     paired = len(pairs) and "ratio" in pairs and pd.notna(pairs["ratio"].iloc[0])
     speed = speedup(pairs.iloc[0]) if paired else over(full["tokens_per_s"], none["tokens_per_s"])
-    longest = rows.groupby("checkpointing")["sequence"].max().reindex(KINDS).dropna().astype(int)
     return Checkpointing(
         lengths=wide.reset_index(),
-        longest=longest.rename("longest measured, tokens").reset_index(),
         length=length,
         memory=in_unit(over(full["peak_gib"], none["peak_gib"]), PERCENT, 0),
         speed=in_unit(speed, PERCENT, 0) if speed.measured else lacking("full checkpointing", PERCENT),

@@ -36,7 +36,7 @@ from ...rush import Setup, trainer
 from ...rush.measurement import SEQUENCES, text_tokens
 from ...rush.rates import FLOAT8, product_type
 from ...rush.setup import START
-from ...training.step import WARM_UP
+from ...training.trainer import WARM_UP
 from .setups import BEST, FULL, MEDIUM, ON_CPU, SMALL, apart, missing, setup_of
 
 PRODUCTS, ELEMENTWISE, LOSS, OPTIMIZER = "matrix products", "norms and elementwise", "loss", "optimizer"

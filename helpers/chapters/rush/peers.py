@@ -14,7 +14,6 @@ from . import transformers_llama
 from .setups import FULL, MEDIUM, ON_CPU, SMALL, SPREAD, apart, missing, setup_of
 from .transformers_llama import ALIKE
 
-COMPILED_ALIKE = f"transformers, fused AdamW, compile{ALIKE}"
 LIGER_ALIKE = f"transformers, liger-kernel, fused AdamW, compile{ALIKE}"
 UNFUSED = " A fused AdamW without compilation, which may save a few percent, wasn't measured."
 
@@ -67,7 +66,6 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         count=derived(len(rows), "counted", "", 0),
         fastest=fastest["variant"],
         over_compiled=next(iter(compiled), lacking("a compiled variant", TIMES)),
-        alike=alike.get(COMPILED_ALIKE, lacking("compiled transformers with equal features", TIMES)),
         alike_liger=alike.get(LIGER_ALIKE, lacking("liger-kernel and compile with equal features", TIMES)),
         speedup=fastest["speedup"],
         loss=Number(fastest["loss"], decimals=3),

@@ -11,7 +11,7 @@ from ...lab.rows import Row
 from ...rush import Setup, build_trainer, run, rung
 from ...rush.measurement import ON_CPU_LOSS_STEPS, text_tokens
 from ...rush.setup import START
-from ...training.step import WARM_UP
+from ...training.trainer import WARM_UP
 
 Measured = TypeVar("Measured")
 TINY, SIXTY_M, ONE_B = "tiny", "llama-60m", "llama-3.2-1b"

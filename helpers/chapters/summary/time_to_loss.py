@@ -42,8 +42,7 @@ from ...rush.setup import AUTOCAST
 from ...rush.trainer import build_model
 from ...text.articles import Articles
 from ...training.stages import environment, nothing_compiled
-from ...training.step import WARM_UP
-from ...training.trainer import Trainer
+from ...training.trainer import WARM_UP, Trainer
 
 BEGINNER, EVERYTHING = SIDES = "beginner", "everything"
 CHOICE, TRAINING, COMPILED = "choice", "training", "compiled"  # a row's part

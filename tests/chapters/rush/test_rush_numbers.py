@@ -159,7 +159,6 @@ def test_peers_with_equal_features_have_a_number_of_their_own():
     )
     named = rush.peers.of_rows(rows)
     assert (named.fastest, f"{named.alike_liger:brief}") == ("transformers", "1.10×")
-    assert not named.alike.measured
 
 
 def test_the_fastest_peer_is_quoted_with_the_interval_that_its_row_has():
