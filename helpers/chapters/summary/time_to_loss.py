@@ -132,8 +132,7 @@ def train(side: str, part: str, seed: int, rate: float, size: Size) -> Row:
     """One training, evaluated every `size.every` steps, until it reaches the target or its seconds are over."""
     text = Articles.local()
     judge = Judge(text.held_out, size)
-    compiles = part == COMPILED
-    with PeakAbove() as peak, nothing_compiled() if compiles else contextlib.nullcontext():
+    with PeakAbove() as peak, nothing_compiled() if part == COMPILED else contextlib.nullcontext():
         synchronize()
         began, spent, first_s, real, curve = time.perf_counter(), 0.0, 0.0, 0, []
         model, steps = begin(side, part, seed, rate, size, text)
@@ -211,12 +210,9 @@ def fast_steps(trainer: Trainer, batches: Iterator[Batch], rising: int) -> Itera
 
 def fast_setup(size: Size, rate: float, seed: int, compiled: bool = False) -> Setup:
     """The fast side's setup, or the nearest that this machine can run."""
-    compile_ = "regional" if compiled else "none"
+    setup = FAST(model=size.model, cuda_graph=True, learning_rate=rate, seed=seed)
     attention = "flash" if device().type == "cuda" else "blocked"
-    setup = FAST(
-        model=size.model, attention=attention, compile=compile_, cuda_graph=True, learning_rate=rate, seed=seed
-    )
-    return setup.possible(device())
+    return replace(setup, attention=attention, compile="regional" if compiled else "none").possible(device())
 
 
 # Batches
