@@ -20,8 +20,8 @@ from .lab import device
 from .lab.arguments import check_at_least, check_choice
 from .training import cars, language
 from .training.loop import OnStep, Step, fit
+from .training.task import PRECISIONS, Precision, Task, TaskTrainer
 from .training.text_batches import DATA
-from .training.trainer import PRECISIONS, Precision, Task, Trainer
 
 __all__ = ["DATA", "PRECISIONS", "Setup", "Step", "build_task", "build_trainer", "train"]
 
@@ -85,9 +85,9 @@ def train(setup: Setup, *, on_step: OnStep | None = None, progress: bool = True)
     } | last
 
 
-def build_trainer(setup: Setup) -> Trainer:
+def build_trainer(setup: Setup) -> TaskTrainer:
     """The trainer of a setup, before its first step, on `device()`."""
-    return Trainer(build_task(setup, device()), setup.in_precision(), clip=setup.clip)
+    return TaskTrainer(build_task(setup, device()), setup.in_precision(), clip=setup.clip)
 
 
 def build_task(setup: Setup, where: torch.device) -> Task:

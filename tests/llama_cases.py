@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from helpers.models.llama import RopeScaling
-from helpers.rush import Setup, Trainer
+from helpers.rush import Setup, build_trainer
 from helpers.rush.measurement import fixed_tokens
 
 # Waves of 6, 20, 63 and 199 positions: the scaling leaves the first as it is, slows the last, and blends between.
@@ -28,7 +28,7 @@ TOKENS = [[(7 * i * i + 3 * i + 5) % 19 for i in range(40)]]
 
 def loss_curve(setup: Setup, steps: int) -> list[float]:
     """The loss of each step on the fixed tokens, from the setup's seed."""
-    trainer = Trainer(setup)
+    trainer = build_trainer(setup)
     return [float(trainer.step(tokens)) for tokens in itertools.islice(fixed_tokens(setup), steps)]
 
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.cli import main
 from helpers.text import SyntheticText
 from helpers.train import DATA, PRECISIONS, Setup, build_task, build_trainer, train
-from helpers.training import Trainer, cars
+from helpers.training import TaskTrainer, cars
 from helpers.training.loop import fit
 
 
@@ -48,7 +48,7 @@ def test_where_accuracy_is_a_goal_the_rate_decays(monkeypatch):
 def test_micro_batches_make_gradients_smaller_and_nothing_else():
     def gradients(count):
         built = build_trainer(Setup(task="segmentation", precision="fp32"))
-        trainer = Trainer(replace(built.task, micro_batches=count), built.precision)
+        trainer = TaskTrainer(replace(built.task, micro_batches=count), built.precision)
         loss = trainer.step(next(trainer.epoch(0)))  # its gradients stay until the next
         return loss, [parameter.grad for parameter in trainer.model.parameters()]
 

@@ -158,11 +158,11 @@ def autocasts(job: Job) -> bool:
     return job.precision == "amp-bf16" and job.strategy not in ("zero2", "zero3")
 
 
-def cross_entropy(job: Job, model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
-    """The mean over tokens, of which both have (B, T), in fp32."""
+def cross_entropy(job: Job, model: nn.Module, tokens: Tensor) -> Tensor:
+    """The mean over tokens (B, T + 1) but the first of each row, in fp32."""
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=autocasts(job)):
-        logits = model(tokens)  # (B, T, V)
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        logits = model(tokens[:, :-1])  # (B, T, V)
+    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
 def synchronising(model: nn.Module, now: bool) -> contextlib.AbstractContextManager:

@@ -1,24 +1,22 @@
-"""The training loop of all strategies, and its row."""
+"""The trainer of a job on this rank, the loop of all strategies, and its row."""
 
-import itertools
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..lab.memory import GIB
-from ..lab.timing import between_ms, moment, synchronize
+from ..lab.timing import each
 from ..models.llama import preset
-from ..training.step import advance
+from ..training.trainer import Trainer
 from . import strategies
 from .strategies import Job
-
-Batches = list[tuple[Tensor, Tensor]]  # tokens and targets, (B, T) each, of the micro-batches of a step
 
 
 def train(job: Job, device: torch.device) -> dict[str, Any]:
@@ -28,44 +26,53 @@ def train(job: Job, device: torch.device) -> dict[str, Any]:
     """
     ranks = dist.get_world_size()
     mesh = None if job.strategy in ("single", "ddp") else init_device_mesh(device.type, (ranks,))
-    model = strategies.build_model(job, device, mesh)
-    optimizer = optimizer_of(job, model)
+    trainer = build_trainer(job, device, mesh)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    losses, norms, marks = [], [], [moment(device)]
-    for step in range(job.steps):
-        batches = micro_batches(job, step, dist.get_rank(), ranks, device)
-        loss, norm = train_step(job, model, optimizer, batches)
-        losses.append(loss)
-        norms.append(norm)
-        marks.append(moment(device))
-    synchronize(device)
+    losses, norms = [], []
+
+    def step(number: int) -> None:
+        losses.append(trainer.step(tokens_of(job, number, dist.get_rank(), ranks, device)))
+        norms.append(full(trainer.norm))
+
+    step_ms = each(range(job.steps), step, device)
     peak = {"peak_gib": torch.cuda.max_memory_allocated() / GIB} if device.type == "cuda" else {}
-    step_ms = [between_ms(start, end) for start, end in itertools.pairwise(marks)]
     return {
         "strategy": job.strategy,
         "step_ms": statistics.median(step_ms[1:] or step_ms),
         "losses": _averaged(losses),
         "gradient_norms": _averaged(norms),
-        **_largest(state_bytes(model, optimizer) | peak, device),
+        **_largest(state_bytes(trainer.model, trainer.optimizer) | peak, device),
     }
 
 
-def optimizer_of(job: Job, model: nn.Module) -> Optimizer:
-    """AdamW, fused: the unfused one allocates temporary copies as large as its state."""
-    return torch.optim.AdamW(model.parameters(), lr=job.learning_rate, fused=True)
+def build_trainer(
+    job: Job, device: torch.device, mesh: DeviceMesh | None, *, lay_out_on: str | None = "meta"
+) -> Trainer:
+    """What trains a job on this rank's tokens (B, T + 1); `lay_out_on` is for `strategies.build_model`.
+
+    AdamW is fused: the unfused one allocates temporary copies as large as its state.
+    """
+    model = strategies.build_model(job, device, mesh, lay_out_on=lay_out_on)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate, fused=True)
+    return Trainer(model, loss_of(job, model), optimizer, clip=job.clip)
 
 
-def train_step(job: Job, model: nn.Module, optimizer: Optimizer, batches: Batches) -> tuple[Tensor, Tensor]:
-    """One step over the micro-batches: this rank's mean loss, and the global gradient norm before clipping."""
-    optimizer.zero_grad(set_to_none=True)
-    total = torch.zeros((), device=batches[0][0].device)
-    for number, (tokens, targets) in enumerate(batches, 1):
-        with strategies.synchronising(model, number == len(batches)):
-            loss = strategies.cross_entropy(job, model, tokens, targets) / len(batches)
-            loss.backward()
-        total += loss.detach()
-    return total, full(advance(optimizer, clip=job.clip))
+def loss_of(job: Job, model: nn.Module) -> Callable[[Tensor], tuple[Tensor]]:
+    """The loss of a step, whose gradient is that of the last micro-batch: the others' are added up before."""
+
+    def loss(tokens: Tensor) -> tuple[Tensor]:
+        *before, last = tokens.chunk(job.accumulate)
+        total = torch.zeros((), device=tokens.device)
+        for part in before:
+            with strategies.synchronising(model, False):
+                share = strategies.cross_entropy(job, model, part) / job.accumulate
+                share.backward()
+            total += share.detach()
+        with strategies.synchronising(model, True):
+            return (total + strategies.cross_entropy(job, model, last) / job.accumulate,)
+
+    return loss
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -73,12 +80,12 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def micro_batches(job: Job, step: int, rank: int, ranks: int, device: torch.device) -> Batches:
-    """This rank's part of a step's random tokens, as tokens and targets (B, T) for each micro-batch."""
+def tokens_of(job: Job, step: int, rank: int, ranks: int, device: torch.device) -> Tensor:
+    """This rank's part (B, T + 1) of a step's random tokens."""
     generator = torch.Generator().manual_seed(job.seed * 1_000_003 + step)
     size = (job.batch, job.sequence + 1)
     tokens = torch.randint(preset(job.model)["vocab_size"], size, generator=generator).to(device)
-    return [(part[:, :-1], part[:, 1:]) for part in tokens.chunk(ranks)[rank].chunk(job.accumulate)]
+    return tokens.chunk(ranks)[rank]
 
 
 def state_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:

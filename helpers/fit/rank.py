@@ -15,21 +15,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
-from ..distributed import Job, strategies
-from ..distributed.training import Batches, micro_batches, optimizer_of, train_step
+from ..distributed import Job
+from ..distributed.training import Trainer, build_trainer, tokens_of
 from ..lab.machine import device as this_device
 from ..lab.machine import missing_because
 from ..lab.memory import GIB, peak_memory
 from ..models.llama import preset
 from .ledger import Ledger, Peak, deepened, split_step
 
-Rank = tuple[nn.Module, Optimizer, Batches]
+Rank = tuple[Trainer, Tensor]  # with the tokens of a step
 
 
 def rank_memory(job: Job, ranks: int, *, count: bool = False) -> float:
@@ -45,10 +44,10 @@ def rank_memory(job: Job, ranks: int, *, count: bool = False) -> float:
 
 def _measured(job: Job, ranks: int) -> int:
     device = this_device()
-    with real(job, ranks, device) as (model, optimizer, batches):
-        train_step(job, model, optimizer, batches)
-        optimizer.zero_grad()
-        return peak_memory(lambda: train_step(job, model, optimizer, batches)).peak_bytes
+    with real(job, ranks, device) as (trainer, tokens):
+        trainer.step(tokens)
+        trainer.optimizer.zero_grad()
+        return peak_memory(lambda: trainer.step(tokens)).peak_bytes
 
 
 def rank_peak(job: Job, ranks: int) -> Peak:
@@ -61,12 +60,12 @@ def rank_peak(job: Job, ranks: int) -> Peak:
 def count_rank(job: Job, ranks: int) -> Ledger:
     """The ledger of a rank's second step."""
     ledger = Ledger(job.batch // ranks * job.sequence // job.accumulate)
-    with weightless(job, ranks, ledger) as (model, optimizer, batches):
-        plain = getattr(model, "module", model)
+    with weightless(job, ranks, ledger) as (trainer, tokens):
+        plain = getattr(trainer.model, "module", trainer.model)
         ledger.name_flat("gradients")  # before the first step only DDP has flat tensors, its buckets
-        split_step(ledger, plain, optimizer)
-        ledger.begin_step(plain, optimizer, [tensor for batch in batches for tensor in batch])
-        train_step(job, model, optimizer, batches)
+        split_step(ledger, plain, trainer.optimizer)
+        ledger.begin_step(plain, trainer.optimizer, [tokens])
+        trainer.step(tokens)
     return ledger
 
 
@@ -86,7 +85,7 @@ def fake_group(ranks: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def real(job: Job, ranks: int, device: torch.device) -> Iterator[Rank]:
-    """The rank with real tensors on a device: model, optimizer, and a step's batches."""
+    """The rank with real tensors on a device: its trainer, and a step's tokens."""
     with fake_group(ranks):
         yield _rank(job, ranks, device, init_device_mesh(device.type, (ranks,)), "meta")
 
@@ -109,10 +108,10 @@ def weightless(job: Job, ranks: int, watch: contextlib.AbstractContextManager) -
 
 
 def _rank(job: Job, ranks: int, device: torch.device, mesh: Any, lay_out_on: str | None) -> Rank:
-    model = strategies.build_model(job, device, mesh, lay_out_on=lay_out_on)
-    if isinstance(model, DistributedDataParallel):
-        model.register_comm_hook(None, _all_reduce)
-    return model, optimizer_of(job, model), micro_batches(job, 0, 0, ranks, device)
+    trainer = build_trainer(job, device, mesh, lay_out_on=lay_out_on)
+    if isinstance(trainer.model, DistributedDataParallel):
+        trainer.model.register_comm_hook(None, _all_reduce)
+    return trainer, tokens_of(job, 0, 0, ranks, device)
 
 
 def _all_reduce(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

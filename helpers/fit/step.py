@@ -121,7 +121,7 @@ def count_step(setup: Setup, fake: FakeTensorMode, compiler: Compiler) -> Count:
     same |= {"cuda_graph": False, "float8": "none", "allocator": "default"}
     ledger, meter = Ledger(setup.batch * setup.sequence), Meter()
     with fake, ledger, mock.patch.object(trainer, "compiled_apart", compiler.compiled):
-        training = trainer.Trainer(replace(setup, **same), torch.device("cpu"))
+        training = trainer.build_trainer(replace(setup, **same), torch.device("cpu"))
         tokens = torch.zeros(setup.batch, setup.sequence + 1, dtype=torch.long)
         if setup.float8 != "none":
             for module in training.model.layers.modules():

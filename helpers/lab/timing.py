@@ -96,17 +96,17 @@ def phases(
     return {name: replace(timing, device_share=share(busy[name], timing.median_ms)) for name, timing in times.items()}
 
 
-def each(items: Iterable[Any], fn: Callable[[Any], Any]) -> list[float]:
+def each(items: Iterable[Any], fn: Callable[[Any], Any], where: torch.device | None = None) -> list[float]:
     """Milliseconds of `fn(item)`, once for each item, for work that differs between items.
 
-    Producing the items is not timed. Warm up before.
+    Producing the items is not timed. Warm up before. `where` is the device if it isn't `device()`.
     """
     pairs = []
     for item in items:
-        start = moment()
+        start = moment(where)
         fn(item)
-        pairs.append((start, moment()))
-    synchronize()
+        pairs.append((start, moment(where)))
+    synchronize(where)
     return [between_ms(*pair) for pair in pairs]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..text import SyntheticText
-from .formats import Sample
+from .reader import Sample
 
 DRAWINGS, CROPS = 64, 512  # distinct drawings, and crops of them
 ROOM = 1.25  # size of a drawing, relative to its crops

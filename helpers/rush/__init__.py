@@ -2,6 +2,6 @@
 
 from .measurement import run
 from .setup import CPU_LADDER, LADDER, Setup, climb, rung, stands_on
-from .trainer import Trainer
+from .trainer import build_trainer
 
-__all__ = ["CPU_LADDER", "LADDER", "Setup", "Trainer", "climb", "run", "rung", "stands_on"]
+__all__ = ["CPU_LADDER", "LADDER", "Setup", "build_trainer", "climb", "run", "rung", "stands_on"]

@@ -20,10 +20,10 @@ from ..lab.memory import GIB, OUT_OF_MEMORY, is_out_of_memory
 from ..lab.timing import synchronize
 from ..models.llama import preset
 from ..text import SyntheticText, Vocab, WikiText, local_wikitext
-from ..training.step import WARM_UP
+from ..training.trainer import WARM_UP
 from .rates import shares
 from .setup import Setup
-from .trainer import Trainer
+from .trainer import build_trainer
 
 LOSS_STEPS = 8
 ON_CPU_LOSS_STEPS = 5  # on a CPU, where the steps of the loss curve are timed, too
@@ -54,7 +54,7 @@ def run(
     """
     on_cpu = device().type == "cpu"
     baseline_bytes = 0 if on_cpu else _allocated_bytes()
-    step = Trainer(setup).step
+    step = build_trainer(setup).step
     curve, took_s = [], []
     for tokens in itertools.islice(fixed_tokens(setup), max(loss_steps, 1)):
         began = time.perf_counter()
@@ -100,7 +100,7 @@ def first_loss(setup: Setup, seed: int) -> float:
     one sequence a step, and uncompiled."""
     steps = ON_CPU_LOSS_STEPS if device().type == "cpu" else LOSS_STEPS
     plain = replace(setup, batch=1, compile="none", cuda_graph=False)
-    step = Trainer(replace(plain, seed=seed)).step
+    step = build_trainer(replace(plain, seed=seed)).step
     return statistics.fmean(
         [float(step(tokens)) for tokens in itertools.islice(fixed_tokens(plain), steps)][-SEQUENCES:]
     )
@@ -154,7 +154,7 @@ def in_turns(
 
 def _warm_step(setup: Setup, step: Callable[[Tensor], Tensor] | None = None) -> Callable[[], Tensor]:
     """A step on the text's batches in turn, compiled and captured."""
-    step, batches = step or Trainer(setup).step, itertools.cycle(text_tokens(setup, SEQUENCES))
+    step, batches = step or build_trainer(setup).step, itertools.cycle(text_tokens(setup, SEQUENCES))
     for tokens in itertools.islice(batches, WARM_UP + 1):
         step(tokens)
     return lambda: step(next(batches))

@@ -1,4 +1,4 @@
-"""`Trainer`: a setup's model, loss, optimizer and training step."""
+"""`build_trainer`: the trainer of a setup, from its model, loss and optimizer."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from ..models import Llama
 from ..models.llama import eager_attention, eager_rms_norm
 from ..swiglu import MemoryOptimizedSwigluMLP
 from ..training.checkpointing import checkpoint_with
-from ..training.step import TrainingStep
+from ..training.trainer import Trainer
 from . import optimizers
 from .setup import AUTOCAST, FP32_PRODUCTS, Setup
 
@@ -39,53 +39,45 @@ NORMS = {
 }
 
 
-class Trainer:
-    """Trains on batches of tokens (B, T + 1), one `step` at a time; with `cuda_graph` by a `CapturedStep`."""
+def build_trainer(setup: Setup, device: torch.device | None = None) -> Trainer:
+    """What trains by a setup on batches of tokens (B, T + 1); a `ValueError` says why the device can't.
 
-    def __init__(self, setup: Setup, device: torch.device | None = None) -> None:
-        self.setup, self.device = setup, device or this_device()
-        if reason := setup.missing_because(self.device):
-            raise ValueError(reason)
-        self.model = build_model(setup, self.device)
-        self.optimizer = optimizers.build_optimizer(
-            setup.optimizer,
-            self.model.parameters(),
-            lr=setup.learning_rate,
-            betas=(0.9, 0.95),  # betas and decay as usual for large language models
-            weight_decay=0.1,
-            capturable=setup.cuda_graph,
-        )
-        if setup.compile.startswith("regional"):
-            block_forward = compiled_apart(lambda block, *inputs: type(block).forward(block, *inputs), **options(setup))
-            for block in self.model.layers:
-                block.forward = functools.partial(block_forward, block)
-        self.hidden = self.model.hidden if "regional" in setup.compile else compiled(setup, self.model.hidden)
-        self.head = head(setup)
-        # Runs are short: from torch's 2**16 some would skip steps to find a scale.
-        self.scaler = DynamicGradScaler(init_scale=2.0**12) if setup.precision == "amp-fp16" else None
-        self._step = TrainingStep(
-            lambda *batch: (self.loss(*batch),),
-            self.optimizer,
-            scaler=self.scaler,
-            frees=True,
-            captures=setup.cuda_graph,
-        )
+    Its steps take tokens, and targets (B, T) in place of the tokens that follow, with `IGNORED` where there is padding.
+    """
+    device = device or this_device()
+    if reason := setup.missing_because(device):
+        raise ValueError(reason)
+    model = build_model(setup, device)
+    optimizer = optimizers.build_optimizer(
+        setup.optimizer,
+        model.parameters(),
+        lr=setup.learning_rate,
+        betas=(0.9, 0.95),  # betas and decay as usual for large language models
+        weight_decay=0.1,
+        capturable=setup.cuda_graph,
+    )
+    # Runs are short: from torch's 2**16 some would skip steps to find a scale.
+    scaler = DynamicGradScaler(init_scale=2.0**12) if setup.precision == "amp-fp16" else None
+    loss, around = build_loss(setup, model, device), functools.partial(computing, setup)
+    return Trainer(model, loss, optimizer, scaler=scaler, frees=True, captures=setup.cuda_graph, around=around)
 
-    def step(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """One training step, gradients freed at its end. Returns the loss, which the next captured step overwrites."""
-        with fp32_products(FP32_PRODUCTS.get(self.setup.precision, "high")), compiler_budget(self.setup):
-            return self._step(tokens, *([] if targets is None else [targets]))[0]
 
-    def loss(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """The mean cross-entropy of predicting each token of (B, T + 1) from those before it.
+def build_loss(setup: Setup, model: Llama, device: torch.device) -> Callable[..., tuple[Tensor]]:
+    """The mean cross-entropy of predicting each token of (B, T + 1) from those before it, compiled by the setup."""
+    if setup.compile.startswith("regional"):
+        block_forward = compiled_apart(lambda block, *inputs: type(block).forward(block, *inputs), **options(setup))
+        for block in model.layers:
+            block.forward = functools.partial(block_forward, block)
+    hidden = model.hidden if "regional" in setup.compile else compiled(setup, model.hidden)
+    calculate, dtype = head(setup), AUTOCAST.get(setup.precision)
 
-        `targets` (B, T) replace the tokens that follow, with `IGNORED` where there is padding.
-        """
+    def loss(tokens: Tensor, targets: Tensor | None = None) -> tuple[Tensor]:
         targets = tokens[:, 1:] if targets is None else targets
-        dtype = AUTOCAST.get(self.setup.precision)
-        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
-            x = self.hidden(tokens[:, :-1].contiguous())  # (B, T, C); other strides would trigger a recompilation
-            return self.head(x.flatten(0, 1), self.model.head.weight, targets.flatten())
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            x = hidden(tokens[:, :-1].contiguous())  # (B, T, C); other strides would trigger a recompilation
+            return (calculate(x.flatten(0, 1), model.head.weight, targets.flatten()),)
+
+    return loss
 
 
 def build_model(setup: Setup, device: torch.device) -> Llama:
@@ -158,6 +150,13 @@ def options(setup: Setup) -> dict:
     """`torch.compile`'s options. max-autotune runs without CUDA graphs, which are a separate step of the ladder."""
     mode = "max-autotune-no-cudagraphs" if "max-autotune" in setup.compile else "default"
     return {"mode": mode, "dynamic": False}
+
+
+@contextlib.contextmanager
+def computing(setup: Setup) -> Iterator[None]:
+    """A context in which fp32 products are computed, and what is compiled observes the memory budget, by the setup."""
+    with fp32_products(FP32_PRODUCTS.get(setup.precision, "high")), compiler_budget(setup):
+        yield
 
 
 @contextlib.contextmanager

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ..lab.precision import autocast_dtype, without_autocast
 from . import steps
-from .operators import opaque_backward, opaque_forward
-from .steps import KEEP_INPUT, KEEP_TWO, LEVELS
+from .steps import KEEP_INPUT, KEEP_TWO, LEVELS, opaque_backward, opaque_forward
 
 TWICE = "MemoryOptimizedSwigluMLP: double backward isn't supported; use SwigluMLP for it"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

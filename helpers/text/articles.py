@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import wikitext_files as files
 from .synthetic import SyntheticText
-from .wikitext import local_wikitext
+from .wikitext import find, local_wikitext, name_of, text_lines
 
 HEADING = re.compile(r" = [^=].* = ?\n")  # of an article; those of its sections have more signs
 SPLITS = ("validation", "test")
@@ -32,10 +31,10 @@ class Articles:
             lines = [" ".join(generated.vocab.decode(sample)) for sample in generated]
             starts, source = list(range(len(lines))), generated.source
         else:
-            paths = list(dict.fromkeys(path for split in SPLITS for path in files.find(folder, split)))
-            lines = [line for line in files.lines(paths) if line.strip()]
+            paths = list(dict.fromkeys(path for split in SPLITS for path in find(folder, split)))
+            lines = [line for line in text_lines(paths) if line.strip()]
             starts = [number for number, line in enumerate(lines) if HEADING.fullmatch(line)]
-            source = "; ".join(map(files.name_of, paths))
+            source = "; ".join(map(name_of, paths))
         cut = starts[-max(round(len(starts) * HELD_OUT), 1)]
         samples = [np.frombuffer(f"\n{line.strip()}\n".encode(), np.uint8) for line in lines]
         return cls(samples[:cut], samples[cut:], source)

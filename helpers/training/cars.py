@@ -11,8 +11,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from ..metrics import PixelAccuracy
 from ..models import UNet
 from ..pictures import cores, preload, segmentation
+from .task import Batch, Task
 from .text_batches import shuffled
-from .trainer import Batch, Task
 
 # `small` is for tests; `reduced` takes a CPU seconds to show what fp16 does to gradients; `long` reaches the accuracy
 # of `full` on a CPU, in many steps of small batches. How much fp16 loses depends on the number of pixels that the loss

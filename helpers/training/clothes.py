@@ -23,7 +23,7 @@ from ..pictures.datasets import EpochOrder
 from ..pictures.transforms import boxes_within, channel_constants, cut_on_device, middle_boxes, normalise, random_boxes
 from .slow_parts import CollectedMetrics, with_slow_vit_parts
 from .switches import NO_FAULTS, Faults
-from .trainer import Batch, Task
+from .task import Batch, Task
 
 # `small` is for a CPU and for tests, `gpu` for a GPU of 8 GB. `classes` and the three below describe generated photos.
 # An epoch goes over all photos `passes` times. `width`: odd, fixed. `decoded_side`: of photos kept in memory.

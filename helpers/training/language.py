@@ -17,8 +17,8 @@ from ..text import Samples, SyntheticText, Vocab, WikiText, tokenize
 from ..text.vocab import SPECIALS
 from .slow_parts import HostAccuracy, SpelledOutLoss, with_slow_gpt_parts
 from .switches import NO_FAULTS, Faults
+from .task import Batch, Task
 from .text_batches import FEEDS, batches_in_order, packed_batches, packed_variant, random_batches
-from .trainer import Batch, Task
 
 # Sizes, as what differs from `BASE`. `shape` is a pair for `SWITCHED_SIZES`: while the model's width is slow, and after
 # the fix. `words`: how many of the most frequent words are kept, the others are left out of the text; None keeps all.

@@ -1,6 +1,6 @@
 """The training loop: epochs, steps, validation, timing, and a profiler around it.
 
-Its traces have the ranges "load" and "validation", besides those of a step that `Trainer` names.
+Its traces have the ranges "load" and "validation", besides those of a step that `TaskTrainer` names.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from ..lab import Timing
 from ..lab.timing import between_ms, moment, synchronize
-from .trainer import Trainer
+from .task import TaskTrainer
 
 SETTLING = 5  # warm-up steps, not timed: start of workers, choice of kernels, compilation, recording
 
@@ -37,7 +37,7 @@ Profile = Callable[[nn.Module], contextlib.AbstractContextManager]
 
 
 def fit(
-    trainer: Trainer,
+    trainer: TaskTrainer,
     *,
     epochs: int,
     steps: int | None = None,

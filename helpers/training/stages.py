@@ -28,7 +28,7 @@ from .language import guess_scores
 from .loop import Step, fit
 from .switched import LANGUAGE
 from .switches import check_names
-from .trainer import Precision, Trainer, mixed_precision
+from .task import Precision, TaskTrainer, mixed_precision
 
 PRECISION = "bf16"  # chapter 3's switch, in whose place `mixed_precision` chooses
 # Packing needs fused attention within each document, whose kernels need heads of 64 channels.
@@ -131,7 +131,7 @@ def environment() -> dict[str, str]:
     return {} if device().type == "cuda" else dict(KEPT)
 
 
-def build_trainer(stages: frozenset[str], *, preset: str = "small", **options: Any) -> Trainer:
+def build_trainer(stages: frozenset[str], *, preset: str = "small", **options: Any) -> TaskTrainer:
     """The trainer of these stages, before its first step. Our fused norms need CUDA; a CPU keeps torch's."""
     fixes = frozenset().union(*(STAGES[name].fixes for name in stages))
     precision = mixed_precision() if MIXED in stages else Precision()
@@ -141,7 +141,7 @@ def build_trainer(stages: frozenset[str], *, preset: str = "small", **options: A
     return trainer
 
 
-def _schedule(trainer: Trainer, epochs: int) -> Callable[[Step], None]:
+def _schedule(trainer: TaskTrainer, epochs: int) -> Callable[[Step], None]:
     """Before each step: a learning rate that rises for a tenth of the steps, and then falls to 0."""
     total, highest = sum(map(trainer.task.steps, range(epochs))), trainer.task.learning_rate
 

@@ -23,7 +23,7 @@ from ..pictures import cores
 from . import clothes, language, switches
 from .loop import OnStep, Profile, fit
 from .switches import Faults, Switch, check_names
-from .trainer import Precision, Task, Trainer, mixed_precision
+from .task import Precision, Task, TaskTrainer, mixed_precision
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Switched:
         seed: int = 0,
         precision: Precision | None = None,
         **changes: Any,
-    ) -> Trainer:
+    ) -> TaskTrainer:
         """A trainer with these fixes and no others (by default all but the optional), before the first step.
 
         Unless a precision is given it is fp32, or bf16 if that is among the fixes; fp16 with a loss scale on a GPU
@@ -69,7 +69,7 @@ class Switched:
         chosen["workers"] = min(chosen["workers"], cores())
         faults = self.faults(fixes)
         task = self.open(chosen, path, device(), seed, precision.dtype, faults)
-        return Trainer(task, precision, faults=faults, compiles="compile" in fixes, captures="cuda_graph" in fixes)
+        return TaskTrainer(task, precision, faults=faults, compiles="compile" in fixes, captures="cuda_graph" in fixes)
 
     def run(
         self,

@@ -21,7 +21,7 @@ from ..batching.attention import causal_attention, missing_because, packed_atten
 from ..batching.packed import Packed
 from ..text import Samples
 from .slow_parts import hidden_keys, materialised_attention
-from .trainer import Batch
+from .task import Batch
 
 SPREAD = 10  # the largest difference of lengths in a balanced batch
 # Padded to the longest sample of the batch, padded to the maximum length, of similar lengths, packed.

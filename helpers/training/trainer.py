@@ -1,283 +1,154 @@
-"""The trainer: a step and a validation of a task in a precision, with or without deliberate inefficiencies.
+"""The trainer: a model, its optimizer and loss scale, the loss of a batch, and the step that they make.
 
-    trainer = Trainer(task, Precision("dynamic"))
-    for batch in trainer.epoch(0):
-        loss = trainer.step(batch)          # on the device; nothing waits
-    trainer.validate()                      # {"loss": …, "accuracy": …}
+    trainer = Trainer(model, lambda x, y: (F.mse_loss(model(x), y),), optimizer, clip=1.0)
+    loss = trainer.step(x, y)          # on the device; nothing waits
 
-Its profiler ranges are "forward", "loss", "backward", "optimizer" and "metrics".
+A task, a setup of chapter 5's ladder and a job of many ranks are each trained by one. `advance` is the end of a step,
+with or without clipping and a loss scale; `CapturedStep` is the CUDA graph of a whole one.
 """
 
 import contextlib
-import os
-import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+import functools
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from ..amp import Autocast, DynamicGradScaler, StaticGradScaler
-from ..batching.attention import without_cudnn_attention
-from ..lab import device
-from ..lab.machine import missing_because
-from ..lab.precision import fp32_products
-from .step import TrainingStep
-from .switches import NO_FAULTS, Faults
-
-# `fp32` excludes TF32. `fp16` is a model in pure fp16, without autocast or scaler. The others use autocast: `bf16`,
-# `amp` for fp16 without a scaler, and fp16 with the named scaler.
-PRECISIONS = ("fp32", "fp16", "bf16", "amp", "static", "dynamic", "torch-scaler")
-
-
-@dataclass(frozen=True)
-class Precision:
-    """One of `PRECISIONS`, by our autocast or torch's; `growth_interval` is that of the dynamic scale."""
-
-    name: str = "fp32"
-    autocast: str = "torch"
-    growth_interval: int = 2000
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type that matrix products are computed in."""
-        return {"fp32": torch.float32, "bf16": torch.bfloat16}.get(self.name, torch.float16)
-
-    def region(self) -> contextlib.AbstractContextManager:
-        """A context for forward and loss: autocast, or nothing for fp32 and pure fp16."""
-        if self.name in ("fp32", "fp16"):
-            return contextlib.nullcontext()
-        make = torch.autocast if self.autocast == "torch" else Autocast
-        return make(device_type=device().type, dtype=self.dtype)
-
-    def kernels(self) -> contextlib.AbstractContextManager:
-        """A context for forward and backward: fp32 excludes TF32 in products and convolutions."""
-        return fp32_products() if self.name == "fp32" else contextlib.nullcontext()
-
-    def scaler(self, where: torch.device) -> Any:
-        """The gradient scaler; None for a precision that has none."""
-        if self.name == "static":
-            return StaticGradScaler()
-        if self.name == "dynamic":
-            return DynamicGradScaler(growth_interval=self.growth_interval)
-        if self.name == "torch-scaler":
-            return torch.amp.GradScaler(where.type, growth_interval=self.growth_interval)
-        return None
-
-
-def mixed_precision() -> Precision:
-    """bf16, which needs no loss scale; fp16 with a dynamic one on a GPU without bf16 units; fp32 on such a CPU."""
-    emulated = "dynamic" if device().type == "cuda" else "fp32"
-    return Precision(emulated if missing_because("native bf16") else "bf16")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Inputs and targets on the device, and further arguments of the model."""
-
-    inputs: Tensor
-    targets: Tensor
-    options: dict[str, Any] = field(default_factory=dict)
-    real: int = 0  # targets that count (samples, or tokens that aren't padding), known to the host
-    weights: Tensor | None = None  # of the classes, in the loss
-
-
-@dataclass(frozen=True)
-class Task:
-    """A model, its data, loss and metrics.
-
-    `batches(epoch)` are the training batches of an epoch, `steps(epoch)` is how many it has; `validation()` iterates
-    over the validation split once. A metric has `reset`, `update(output, targets)` and `compute`; `metric`, if given,
-    is updated in each training step.
-    """
-
-    source: str
-    model: nn.Module
-    loss: Callable[[Tensor, Batch], Tensor]
-    validation_metric: Any
-    batches: Callable[[int], Iterator[Batch]]
-    steps: Callable[[int], int]
-    validation: Callable[[], Iterator[Batch]]
-    learning_rate: float
-    decays: bool = False  # the rate, linearly to zero over the training; not in a captured step, which holds it
-    weight_decay: float = 0.01
-    micro_batches: int = 1  # backward takes the loss divided by it, as if so many batches made a step
-    metric: Any = None
-    prepare_s: float = 0.0  # spent once before the first epoch, to decode or to tokenise
-
-
-@dataclass
-class Counts:
-    """Totals over the steps of an epoch so far, known to the host."""
-
-    steps: int = 0
-    real: int = 0  # targets that counted
-    positions: int = 0  # targets with the padding
+WARM_UP = 3  # ordinary steps before a capture: they compile, allocate, and create the optimizer's state
 
 
 class Trainer:
-    """Trains and validates a task.
+    """Updates the weights of a model by a batch, whose tensors are what `loss` takes.
 
-    `faults` are those that it has on purpose. `compiles` compiles the model for training, not for validation.
-    `captures` records the step as a CUDA graph, on a GPU. `clip` is the maximum norm of the gradients.
+    `loss` returns the loss first; `update` returns the same, detached, and `step` the loss alone. Backward takes the
+    loss divided by `divide`. Gradients stay until the next step; with `frees` they are freed at the end of each.
+    `zeros` overwrites them with zeros instead. `clip` is the largest norm of the gradients, and `norm` what it was
+    before. `captures` makes the step one launch, see `CapturedStep`. `around` makes a context for each step.
     """
 
     def __init__(
         self,
-        task: Task,
-        precision: Precision | None = None,
+        model: Any,
+        loss: Callable[..., tuple[Tensor, ...]],
+        optimizer: Optimizer,
         *,
-        faults: Faults = NO_FAULTS,
-        compiles: bool = False,
-        captures: bool = False,
+        scaler: Any = None,
         clip: float | None = None,
+        divide: int = 1,
+        frees: bool = False,
+        zeros: bool = False,
+        captures: bool = False,
+        around: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> None:
-        self.task, self.faults = task, faults
-        self.precision = precision = precision or Precision()
-        self.model = task.model.half() if precision.name == "fp16" else task.model
-        self.device = next(self.model.parameters()).device
-        self.scaler = precision.scaler(self.device)
-        # Under a loss scale only a fused optimizer skips a step without asking the host, which a graph can't do.
-        asks_host = self.scaler is not None and faults.unfused_optimizer
-        graphed = captures and self.device.type == "cuda" and not asks_host and not task.decays
-        # Fused; for a model in pure fp16 foreach, which computes in fp16 as the rest of its training does.
-        kernels = {"foreach": False} if faults.unfused_optimizer else {"fused": True}
-        kernels = {"foreach": True} if precision.name == "fp16" else kernels
-        options = {"lr": task.learning_rate, "weight_decay": task.weight_decay, "capturable": graphed, **kernels}
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), **options)
-        self._in_training = torch.compile(self.model) if compiles else self.model  # validation stays eager
-        self._step = TrainingStep(
-            self._loss_of,
-            self.optimizer,
-            scaler=self.scaler,
-            clip=clip,
-            divide=task.micro_batches,
-            zeros=faults.gradients_zeroed,
-            captures=graphed,
-        )
-        self._start_sums()
+        self.model, self.loss, self.optimizer, self.scaler = model, loss, optimizer, scaler
+        self.clip, self.divide, self.frees, self.zeros = clip, divide, frees, zeros
+        self.norm: Tensor | None = None
+        self.captured = CapturedStep(self._update) if captures else None
+        self.around = around
 
-    def decay(self, done: float) -> None:
-        """The learning rate when that share of the training is done, if the task's rate decays."""
-        if self.task.decays:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.task.learning_rate * (1 - done)
+    def step(self, *batch: Any) -> Tensor:
+        """The loss of a training step, on the device; the next captured step overwrites it."""
+        return self.update(*batch)[0]
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of an epoch. Resets the sums of loss, metric and counts."""
-        self._start_sums()
-        return self.task.batches(number)
+    def update(self, *batch: Any, look: Callable[[Tensor], Any] | None = None) -> tuple[Tensor, ...]:
+        """`look(loss)` is called after backward, when gradients are still scaled; after a captured step at its end."""
+        with self.around():
+            if self.captured is None:
+                return self._update(*batch, look=look)
+            outputs = self.captured(*batch)
+        if look is not None:
+            look(outputs[0])
+        return outputs
 
-    def step(self, batch: Batch, look: Callable[[Tensor], Any] | None = None) -> Tensor:
-        """A training step on a batch; returns its loss, on the device. `look(loss)` is called after backward.
+    def _update(self, *batch: Any, look: Callable[[Tensor], Any] | None = None) -> tuple[Tensor, ...]:
+        if not self.frees:
+            self.optimizer.zero_grad(set_to_none=not self.zeros)
+        outputs = self.loss(*batch)
+        with record_function("backward"):
+            share = outputs[0] / self.divide if self.divide > 1 else outputs[0]
+            (share if self.scaler is None else self.scaler.scale(share)).backward()
+        if look is not None:
+            look(outputs[0].detach())
+        with record_function("optimizer"):
+            self.norm = advance(self.optimizer, self.scaler, self.clip)
+        if self.frees:
+            self.optimizer.zero_grad(set_to_none=True)
+        return tuple(output.detach() for output in outputs)
 
-        At that time the gradients are still scaled and the optimizer hasn't used them, except in a captured step, which
-        is over by then.
-        """
-        if self._step.captured is None:
-            loss, output = self._step(batch, look=look)
+
+def advance(optimizer: Optimizer, scaler: Any = None, clip: float | None = None) -> Tensor | None:
+    """Clip the gradients and step the optimizer, by the scaler if there is one. Returns the norm before clipping."""
+    norm = None
+    if clip is not None and hasattr(scaler, "clip_grad_norm_"):
+        norm = scaler.clip_grad_norm_(optimizer, clip)
+    elif clip is not None:
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(weights, clip)
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+    return norm
+
+
+class CapturedStep:
+    """The kernels of a step, captured once as a CUDA graph and then replayed: one launch instead of a thousand.
+
+    The first three calls are ordinary steps, on a side stream as capturing requires; the fourth is captured, which runs
+    nothing, and replayed. Every call is a training step on its own batch. A batch of another shape than the captured
+    one is an ordinary step, too. The outputs are overwritten by the next call.
+
+    `work` takes and returns tensors, launches the same kernels in each call, and never waits for the device. Its
+    optimizer must be `capturable`.
+    """
+
+    def __init__(self, work: Callable[..., tuple[Tensor, ...]]) -> None:
+        self.work, self.warm_up = work, WARM_UP
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if self.warm_up:
+            self.warm_up -= 1
+            with _aside(inputs[0].device):
+                return self.work(*inputs)
+        if self.graph is None:
+            self.inputs = [tensor.clone() for tensor in inputs]
+            graph = torch.cuda.CUDAGraph()
+            # Capturing restricts only this thread: a loader's thread may pin memory meanwhile.
+            side = _side_stream(inputs[0].device)
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                self.outputs = self.work(*self.inputs)
+            self.graph = graph
+        elif any(ours.shape != theirs.shape for ours, theirs in zip(self.inputs, inputs, strict=True)):
+            return self.work(*inputs)
         else:
-            weights = [] if batch.weights is None else [batch.weights]
-            loss, output = self._step(batch.inputs, batch.targets, *weights, look=look)
-            self._add_loss(loss)
-        with record_function("metrics"):
-            if self.task.metric is not None:
-                self.task.metric.update(output, batch.targets)
-                if self.faults.metrics_collected:
-                    self.task.metric.compute()
-            self.counts.steps += 1
-            self.counts.real += batch.real
-            self.counts.positions += batch.targets.numel()
-        if self.faults.memory_returned and self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return loss
-
-    def forward(self, batch: Batch, model: nn.Module | Callable[..., Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """Loss and output of a batch, under autocast if the precision has it."""
-        if self.precision.name == "fp16":
-            pair = {"inputs": batch.inputs, "targets": batch.targets}
-            batch = replace(batch, **{name: x.half() for name, x in pair.items() if x.is_floating_point()})
-        with self.precision.region():
-            with record_function("forward"):
-                output = (self.model if model is None else model)(batch.inputs, **batch.options)
-            with record_function("loss"):
-                return self.task.loss(output, batch), output
-
-    def validate(self) -> dict[str, float]:
-        """Loss and metric over the whole validation split, in the precision of training."""
-        self.model.eval()
-        self.task.validation_metric.reset()
-        total, real = 0.0, 0
-        with contextlib.nullcontext() if self.faults.validation_keeps_graph else torch.inference_mode():
-            for batch in self.task.validation():
-                total = total + self._judge(batch).float() * batch.real
-                real += batch.real
-        self.model.train()
-        return {"loss": float(total) / max(real, 1)} | scores(self.task.validation_metric)
-
-    def train_scores(self) -> dict[str, float]:
-        """The mean loss of the epoch's steps so far, and the task's metric over them. Waits for the device."""
-        loss = {"loss": float(self._loss) / max(self.counts.steps, 1)}
-        return loss | (scores(self.task.metric) if self.task.metric is not None else {})
-
-    @contextlib.contextmanager
-    def settings(self) -> Iterator[None]:
-        """Torch's global settings for the training; cuDNN's attention is off, as it would plan for each length."""
-        cudnn = torch.backends.cudnn
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(without_cudnn_attention())
-            stack.enter_context(self.precision.kernels())
-            if (fault := self.faults.cudnn_deterministic) is not None:
-                flags = {"benchmark": not fault, "deterministic": fault, "allow_tf32": cudnn.allow_tf32}
-                stack.enter_context(cudnn.flags(enabled=True, **flags))
-            if self.faults.deterministic is not None:
-                stack.enter_context(_deterministic(self.faults.deterministic))
-            yield
-
-    def _loss_of(self, batch: Batch | Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and output of a training batch; a captured step gets the batch as inputs, targets and weights."""
-        if isinstance(batch, Batch):
-            loss, output = self.forward(batch, self._in_training)
-            self._add_loss(loss.detach())
-            return loss, output
-        targets, weights = (*tensors, None)[:2]
-        return self.forward(Batch(batch, targets, weights=weights), self._in_training)
-
-    def _add_loss(self, loss: Tensor) -> None:
-        """Add to the running loss, on the device; the fault `loss_read` reads it here, which waits."""
-        with record_function("metrics"):
-            self._loss = self._loss + (loss.item() if self.faults.loss_read else loss)
-
-    def _judge(self, batch: Batch) -> Tensor:
-        """The loss of a validation batch, detached: otherwise two graphs would be alive at once."""
-        loss, output = self.forward(batch)
-        self.task.validation_metric.update(output.detach(), batch.targets)
-        return loss.detach()
-
-    def _start_sums(self) -> None:
-        self.counts, self._loss = Counts(), 0.0
-        if self.task.metric is not None:
-            self.task.metric.reset()
-
-
-def scores(metric: Any) -> dict[str, float]:
-    """A metric's values by name; a single number is the accuracy."""
-    value = metric.compute()
-    return value if isinstance(value, dict) else {"accuracy": value}
+            for ours, theirs in zip(self.inputs, inputs, strict=True):
+                ours.copy_(theirs)
+        self.graph.replay()
+        return self.outputs
 
 
 @contextlib.contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
-    """Deterministic algorithms, or the fastest. cuBLAS is deterministic only with the environment variable."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    with mock.patch.dict(os.environ), warnings.catch_warnings():
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        warnings.filterwarnings("ignore", message=".*deterministic")  # about ops without such an algorithm
-        torch.use_deterministic_algorithms(wanted, warn_only=True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+def _aside(device: torch.device):
+    """Work on the side stream, after what is queued and before what follows."""
+    stream, current = _side_stream(device), torch.cuda.current_stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which steps warm up and are captured.
+
+    It is shared because the allocator reuses freed memory only within a stream, and cuBLAS allocates a workspace for
+    each: a new stream for every step would hold all steps' activations.
+    """
+    return torch.cuda.Stream(device)

@@ -10,7 +10,8 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.amp import Autocast, autocast_policy
+from helpers.amp import Autocast
+from helpers.amp.autocast import policies
 from helpers.lab.precision import autocast_dtype, without_autocast
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -120,7 +121,7 @@ def test_the_lists_name_all_that_torch_casts(kind):
     registered = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{kind.upper()}")
     casts = {name.removeprefix("aten::").partition(".")[0] for name in registered if name.startswith("aten::")}
     casts = {name for name in casts if not name.endswith(inside) and not name.startswith(("cudnn", "grid_sampler_"))}
-    listed = {function.__name__ for function, kinds in autocast_policy.policies().items() if kind in kinds}
+    listed = {function.__name__ for function, kinds in policies().items() if kind in kinds}
     assert casts <= listed
 
 

@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.distributed import Job
-from helpers.distributed.training import train_step
 from helpers.fit import CLUSTERS, Plan, count, predict, rank, rank_memory, rank_peak, transfers
 from helpers.fit.fused import Compiler
 from helpers.fit.ledger import Ledger
@@ -88,9 +87,9 @@ def test_so_does_a_ranks_and_its_parts_are_those_of_the_strategy(strategy, check
 def exchanged(job, ranks):
     """For each kind of collective its bytes and how many, in a step of a rank that runs without memory."""
     meter = Meter()
-    with rank.weightless(job, ranks, meter) as step:
+    with rank.weightless(job, ranks, meter) as (trainer, tokens):
         meter.seen.clear()
-        train_step(job, *step)
+        trainer.step(tokens)
     return meter.seen
 
 
@@ -133,8 +132,8 @@ def test_bytes_exchanged_are_those_derived(strategy, ranks, changes):
 
 def test_a_rank_with_real_tensors_goes_on_step_after_step():
     chosen = job("ddp", accumulate=2)
-    with rank.real(chosen, 4, torch.device("cpu")) as step:
-        losses = [train_step(chosen, *step)[0] for _ in range(3)]
+    with rank.real(chosen, 4, torch.device("cpu")) as (trainer, tokens):
+        losses = [trainer.step(tokens) for _ in range(3)]
     assert losses[0] == pytest.approx(math.log(512), abs=0.1)
     assert losses[2] < losses[0] - 0.05  # nothing is averaged, and this rank's batch is the same each time
 

@@ -12,7 +12,7 @@ from helpers.lab import peak_memory
 from helpers.lab.memory import GIB
 from helpers.rush import CPU_LADDER, Setup
 from helpers.rush.setup import climb
-from helpers.rush.trainer import Trainer
+from helpers.rush.trainer import build_trainer
 
 TINY = Plan(model="tiny", sequence=64, batch=8)
 MANY = replace(TINY, strategy="zero3", ranks=4)
@@ -31,7 +31,7 @@ def trained_gib(plan: Plan) -> float:
     """The measured peak of a step on one device; that of a simulated rank is counted."""
     if plan.strategy != "single":
         return rank_memory(plan.job, plan.ranks, count=True)
-    trainer, tokens = Trainer(plan.setup, torch.device("cpu")), torch.zeros(plan.batch, plan.sequence + 1).long()
+    trainer, tokens = build_trainer(plan.setup, torch.device("cpu")), torch.zeros(plan.batch, plan.sequence + 1).long()
     trainer.step(tokens)
     state = [tensor for state in trainer.optimizer.state.values() for tensor in state.values()]
     rest = sum(tensor.nbytes for tensor in [*trainer.model.parameters(), *trainer.model.buffers(), *state])
@@ -66,7 +66,7 @@ LADDER = climb(Setup(model="tiny", sequence=256), "cpu")
 @pytest.mark.parametrize("step", ["no optimisation", "FlashAttention", "chunked cross-entropy", "bf16 weights"])
 def test_a_step_of_the_ladder_needs_what_is_counted(step):
     setup = replace(LADDER[step], compile="none")
-    trainer, tokens = Trainer(setup, torch.device("cpu")), torch.zeros(setup.batch, 257, dtype=torch.long)
+    trainer, tokens = build_trainer(setup, torch.device("cpu")), torch.zeros(setup.batch, 257, dtype=torch.long)
     trainer.step(tokens)
     assert added(setup) == pytest.approx(peak_memory(lambda: trainer.step(tokens)).peak_bytes, rel=0.05)
 
@@ -74,7 +74,7 @@ def test_a_step_of_the_ladder_needs_what_is_counted(step):
 @pytest.mark.parametrize("change", [{"precision": "fp32"}, {"precision": "bf16"}, {"head": "chunked"}])
 def test_the_two_gradients_of_a_tied_embedding_are_added_as_in_training(change):
     setup = Plan(model="tiny", batch=1, sequence=2, checkpointing="full", **change).setup  # gradients are the peak
-    trainer, tokens = Trainer(setup, torch.device("cpu")), torch.zeros(1, 3, dtype=torch.long)
+    trainer, tokens = build_trainer(setup, torch.device("cpu")), torch.zeros(1, 3, dtype=torch.long)
     trainer.step(tokens)
     assert added(setup) == pytest.approx(peak_memory(lambda: trainer.step(tokens)).peak_bytes, rel=0.02)
 

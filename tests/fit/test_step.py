@@ -21,7 +21,7 @@ from helpers.lab.cards import card
 from helpers.lab.memory import GIB
 from helpers.models.llama import eager_rms_norm
 from helpers.rush import Setup, climb
-from helpers.rush.trainer import Trainer
+from helpers.rush.trainer import build_trainer
 
 H200 = card("h200")
 LADDER, CHECKPOINTED = (book.read("nvidia-h200", "rush", name) for name in ("ladder", "checkpointing"))
@@ -83,7 +83,7 @@ def test_launches_and_the_optimizer_are_paid_for_once_a_step():
 def test_what_is_counted_is_what_torch_dispatches_in_a_real_step(optimizer):
     setup = replace(ONE_LAYER, optimizer=optimizer)
     counted_step = count_step(setup, FakeTensorMode(), Compiler())
-    trainer, tokens = Trainer(setup, torch.device("cpu")), torch.zeros(2, 65, dtype=torch.long)
+    trainer, tokens = build_trainer(setup, torch.device("cpu")), torch.zeros(2, 65, dtype=torch.long)
     trainer.step(tokens)
     with Meter() as meter:
         trainer.step(tokens)

@@ -11,10 +11,10 @@ from helpers.book.experiment import free_memory
 from helpers.lab import compare
 from helpers.lab.timing import queue_ahead, relative_error
 from helpers.models.llama import eager_attention
-from helpers.rush import Setup, Trainer, climb, measurement, run
+from helpers.rush import Setup, build_trainer, climb, measurement, run
 from helpers.rush.measurement import text_tokens
 from helpers.rush.trainer import attention
-from helpers.training.step import WARM_UP
+from helpers.training.trainer import WARM_UP
 
 TINY = Setup(model="tiny", sequence=128)
 AMP = dataclasses.replace(TINY, precision="amp-bf16", attention="flash", optimizer="fused")
@@ -114,12 +114,12 @@ def test_a_row_takes_turns_with_its_baseline_unless_memory_is_short(monkeypatch)
 
 
 def test_a_captured_step_reads_the_tokens_it_is_given():
-    trainer = Trainer(here(dataclasses.replace(AMP, cuda_graph=True, learning_rate=1e-12)))
-    batches = text_tokens(trainer.setup, 2)
+    setup = here(dataclasses.replace(AMP, cuda_graph=True, learning_rate=1e-12))
+    trainer, batches = build_trainer(setup), text_tokens(setup, 2)
     for _ in range(5):
         trainer.step(batches[0])
     first, second = float(trainer.step(batches[0])), float(trainer.step(batches[1]))
-    expected = [float(trainer.loss(tokens)) for tokens in batches]
+    expected = [float(trainer.loss(tokens)[0]) for tokens in batches]
     assert [first, second] == pytest.approx(expected, abs=1e-3)
     assert first != second
 
@@ -141,8 +141,8 @@ def test_attention_equals_the_eager_one(backend):
 
 
 def test_steps_that_warm_up_share_the_memory_that_they_free():
-    trainer = Trainer(here(dataclasses.replace(AMP, cuda_graph=True)))
-    tokens = text_tokens(trainer.setup, 1)[0]
+    setup = here(dataclasses.replace(AMP, cuda_graph=True))
+    trainer, tokens = build_trainer(setup), text_tokens(setup, 1)[0]
     reserved = []
     for _ in range(WARM_UP):
         trainer.step(tokens)

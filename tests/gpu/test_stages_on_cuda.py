@@ -31,10 +31,10 @@ def test_norms_are_ours_where_they_are_fused():
 
 @pytest.mark.parametrize("names", [[FUSED], chosen(CUMULATIVE, FUSED, NAMES)], ids="+".join)
 def test_after_one_step_all_kernels_of_our_norms_are_compiled(names):
-    from helpers.kernels import norms
+    from helpers.kernels import norm_kernels
 
     def compiled():
-        kernels = (norms._forward_kernel, norms._backward_kernel, norms._sum_kernel)
+        kernels = (norm_kernels._forward_kernel, norm_kernels._backward_kernel, norm_kernels._sum_kernel)
         return [sum(len(caches[0]) for caches in kernel.device_caches.values()) for kernel in kernels]
 
     shape = {"preset": "full", "layers": 1, "batch_size": 64}

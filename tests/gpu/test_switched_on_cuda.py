@@ -9,7 +9,7 @@ from training_cases import plain_gpt_state, plain_vit_state
 
 from helpers.batching.attention import missing_because
 from helpers.training import CLOTHES, LANGUAGE, Precision
-from helpers.training.step import CapturedStep
+from helpers.training.trainer import CapturedStep
 
 pytest.importorskip("torchtext", reason="the text is tokenised by torchtext, which isn't here", exc_type=ImportError)
 

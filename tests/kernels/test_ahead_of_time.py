@@ -12,7 +12,8 @@ pytest.importorskip("triton")
 
 from interpreted import compile_kernels
 
-from helpers.kernels import launch, norms
+from helpers.kernels import norm_kernels
+from helpers.kernels.norms import WIDEST
 from helpers.swiglu import triton_kernels as swiglu
 
 CAPABILITIES = [int(each) for each in os.environ.get("CAPABILITIES", "75,90").split(",")]
@@ -21,12 +22,12 @@ WIDE_LOAD, WIDE_STORE = r"ld\.global\S*\.v4\.b32", r"st\.global\S*\.v4\.b32"
 AHEAD = r"cp\.async\.cg\.shared\.global \[.*\], \[.*\], 0x10"  # to shared memory, 16 bytes for each thread
 TYPES = {75: ("*fp16",)}  # before 8.0 no unit multiplies bf16
 SPILLED = 320  # bytes that the widest rows may cost a thread
-WIDTHS = (100, 2048, norms.WIDEST)
+WIDTHS = (100, 2048, WIDEST)
 
 
 def of_norm(direction, width, centred, dtype, capability, branch=None):
     """LayerNorm if `centred`, else RMSNorm, of a sum with a residual branch if that has a type."""
-    rows, block, warps = norms.tile(width, 16 if direction == "forward" else 8)
+    rows, block, warps = norm_kernels.tile(width, 16 if direction == "forward" else 8)
     mean, bias = ("*fp32", dtype) if centred else (None, None)
     shape = {"WIDTH": width, "ROWS": rows, "BLOCK": block}
     types = {"x_at": dtype, "weight_at": dtype, "mean_at": mean, "rstd_at": "*fp32", "count": "i32", "x_step": "i32"}
@@ -38,15 +39,15 @@ def of_norm(direction, width, centred, dtype, capability, branch=None):
         types |= {"dy_at": dtype, "dx_at": dtype, "shares_at": "*fp32", "dy_step": "i32"}
         types |= {"further_at": branch, "further_step": "i32"}
         row_bytes = 2 * (4 if dtype == "*fp32" else 2) * rows * block
-        constants = shape | {"WEIGHT": True, "BIAS": centred, "STAGES": launch.stages(row_bytes)}
-        options = {"maxnreg": norms.REGISTERS}
-    return norms.__name__, f"_{direction}_kernel", types, constants, {"num_warps": warps} | options, capability
+        constants = shape | {"WEIGHT": True, "BIAS": centred, "STAGES": norm_kernels.stages(row_bytes)}
+        options = {"maxnreg": norm_kernels.REGISTERS}
+    return norm_kernels.__name__, f"_{direction}_kernel", types, constants, {"num_warps": warps} | options, capability
 
 
 def of_sum(dtype, capability):
-    constants = {"WIDTH": 4096, "ROWS": norms.SHARES, "COLUMNS": norms.COLUMNS}
+    constants = {"WIDTH": 4096, "ROWS": norm_kernels.SHARES, "COLUMNS": norm_kernels.COLUMNS}
     types = {"shares_at": "*fp32", "sums_at": dtype, "count": "i32"}
-    return norms.__name__, "_sum_kernel", types, constants, {"num_warps": 4}, capability
+    return norm_kernels.__name__, "_sum_kernel", types, constants, {"num_warps": 4}, capability
 
 
 def of_swiglu(kernel, arguments, constants, dtype, capability):
@@ -72,7 +73,7 @@ def test_every_kernel_compiles_and_only_the_widest_rows_spill(capability):
     for dtype in TYPES.get(capability, ("*bf16", "*fp32")):
         narrow += [*swiglus(dtype, capability), of_sum(dtype, capability)]
         for width in WIDTHS:
-            group = wide if width == norms.WIDEST else narrow
+            group = wide if width == WIDEST else narrow
             group += [of_norm(direction, width, True, dtype, capability) for direction in ("forward", "backward")]
     for branch in (None, "*fp16"):
         narrow += [of_norm(d, 2048, False, "*fp16", capability, branch) for d in ("forward", "backward")]
@@ -94,7 +95,7 @@ def test_bf16_moves_16_bytes_at_once_and_a_norms_backward_prefetches_with_all_it
         assert re.search(WIDE_LOAD, each["ptx"]) and re.search(WIDE_STORE, each["ptx"])
     for width, each in zip((*widths, 2048), found[: len(backward)], strict=True):
         assert re.search(AHEAD, each["ptx"]) and re.search(WIDE_STORE, each["ptx"])
-        warps = norms.tile(width, 8)[2]
-        programs = norms.RESIDENT // (32 * warps)
+        warps = norm_kernels.tile(width, 8)[2]
+        programs = norm_kernels.RESIDENT // (32 * warps)
         assert programs * 32 * warps * each["registers"] <= REGISTERS
         assert programs * (each["shared"] + 1024) <= SHARED

@@ -111,7 +111,7 @@ def test_a_setups_chunks_are_of_its_size(monkeypatch):
     monkeypatch.setattr(losses._Chunked, "apply", lambda *given: (lengths.append(given[3]), chunked(*given))[1])
     monkeypatch.setattr(losses, "GIB", 16 * 512 * 4)
     for gib in (1, 2):
-        trainer.Trainer(Setup(model="tiny", sequence=64, head="chunked", logits_gib=gib)).step(
+        trainer.build_trainer(Setup(model="tiny", sequence=64, head="chunked", logits_gib=gib)).step(
             torch.ones(1, 65, dtype=torch.int64)
         )
     assert lengths == [16, 32]

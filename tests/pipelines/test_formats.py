@@ -1,11 +1,11 @@
-"""Every format gives back exactly what was written, in any order, split over any number of readers."""
+"""Every format gives back exactly what was written, in any order; what is broken is refused by name."""
 
+import itertools
+import os
 import pickle
+import shutil
 import tempfile
-from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from helpers.lab import ranks as ranks_module
 from helpers.lab.machine import missing_because
-from helpers.pipelines.formats import FORMATS, ORDERS, Sample, Stream, collate
+from helpers.pipelines import FORMATS, FormatError, Sample
 
-HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
-few = settings(deadline=None, max_examples=20)
+HERE = [name for name, format in FORMATS.items() if not missing_because(*format.needs)]
 keys = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 labels = st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1]))
 payloads = st.one_of(st.binary(max_size=2000), st.integers(0, 200_000).map(lambda size: bytes(size)))
@@ -112,43 +110,6 @@ def test_a_reader_finds_labels_counts_from_the_end_too_and_survives_pickle_with_
             reader[position]
 
 
-@pytest.mark.parametrize("name", ["mapped", *HERE[-1:]])
-def test_files_that_are_open_before_workers_fork_serve_them_too(name, folders):
-    reader = FORMATS[name].open_(folders[name])
-    reader[0], reader[52]
-    batches = list(DataLoader(reader, 8, num_workers=2, collate_fn=collate, shuffle=True))
-    assert Counter(key for batch in batches for key in batch.keys) == Counter(sample.key for sample in numbers(53))
-    assert all((batch.labels.numpy() == [int(key[1:]) % 5 for key in batch.keys]).all() for batch in batches)
-
-
-@few
-@given(st.sampled_from(HERE), st.sampled_from(ORDERS), st.integers(1, 3), st.integers(1, 7), st.integers(0, 2))
-def test_streams_of_all_ranks_and_workers_give_every_sample_once(folders, name, order, ranks, workers, epoch):
-    reader, seen = FORMATS[name].open_(folders[name]), Counter()
-    for rank in range(ranks):
-        stream = Stream(reader, order, seed=1, rank=rank, world_size=ranks)
-        stream.set_epoch(epoch)
-        actual = []
-        for worker in range(workers):
-            info = SimpleNamespace(id=worker, num_workers=workers)
-            with patch.object(ranks_module, "get_worker_info", return_value=info):
-                actual += [sample.key for sample in stream]
-        assert len(actual) == len(stream)
-        seen.update(actual)
-    assert seen == Counter(sample.key for sample in numbers(53))
-
-
-def test_epochs_differ_and_repeat_by_their_number_also_in_workers_that_persist(folders):
-    stream = Stream(FORMATS["mapped"].open_(folders["mapped"]), "random")
-    loader = DataLoader(stream, 8, num_workers=2, collate_fn=collate, persistent_workers=True)
-    orders = []
-    for epoch in (0, 1, 0):
-        stream.set_epoch(epoch)
-        orders.append([key for batch in loader for key in batch.keys])
-    assert orders[0] == orders[2] != orders[1]
-    assert sorted(orders[0]) == sorted(orders[1])
-
-
 @pytest.mark.parametrize("name", HERE)
 def test_a_data_set_is_whole_or_absent(name, tmp_path):
     def broken():
@@ -177,10 +138,55 @@ def test_samples_that_no_format_can_keep_are_named(sample, kind, message, tmp_pa
         FORMATS["mapped"].write([sample], tmp_path / "data", kind)
 
 
-def test_wrong_arguments_are_named(folders):
-    mapped = FORMATS["mapped"]
-    reader = mapped.open_(folders["mapped"])
-    with pytest.raises(ValueError, match="order is 'sorted'"):
-        Stream(reader, "sorted")
-    with pytest.raises(ValueError, match="rank is 2; of 2 ranks the last is 1"):
-        Stream(reader, rank=2, world_size=2)
+@pytest.mark.parametrize("name", ["mapped", "webdataset"])
+def test_files_that_are_open_before_workers_fork_serve_them_too(name, folders):
+    reader = FORMATS[name].open_(folders[name])
+    reader[0], reader[52]
+    batches = DataLoader(reader, 8, num_workers=2, collate_fn=list, shuffle=True)
+    same(sorted(itertools.chain(*batches), key=lambda sample: int(sample.key[1:])), numbers(53))
+
+
+def flip(file, at):
+    raw = bytearray(file.read_bytes())
+    raw[at] ^= 1
+    file.write_bytes(raw)
+
+
+@pytest.mark.parametrize("name", [name for name in HERE if name != "tfrecord"])  # its library verifies no checksum
+def test_a_flipped_bit_is_named(name, tmp_path):
+    samples = [Sample(f"photo {i}", i % 3, np.full(60, i, np.uint8)) for i in range(12)]
+    folder = write(name, samples, tmp_path / "data", "image", 4)
+    file = Path(FORMATS[name].open_(folder).file_of(5))
+    flip(file, file.read_bytes().index(samples[5].data.tobytes()) + 30)
+    reader, named = FORMATS[name].open_(folder), f"{file}, sample 5: .*crc"
+    with pytest.raises(FormatError, match=named):
+        list(reader.stream())
+    with pytest.raises(FormatError, match=named):
+        reader[5]
+    assert reader[6].key == "photo 6"
+    assert len(list(FORMATS[name].open_(folder, verify=False).stream())) == 12
+
+
+@pytest.mark.parametrize("name", ["mapped", "webdataset"])
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_a_file_that_is_cut_is_named(name, share, tmp_path):
+    folder = write(name, numbers(12, 1000), tmp_path / "data", per_shard=12)
+    file = Path(FORMATS[name].open_(folder).file_of(6))
+    os.truncate(file, int(share * file.stat().st_size))
+    with pytest.raises(FormatError, match=str(folder)):
+        list(FORMATS[name].open_(folder).stream())
+
+
+def test_a_missing_index_is_built(folders, tmp_path):
+    folder = shutil.copytree(folders["webdataset"], tmp_path / "data")
+    (folder / "00001.index").unlink()
+    same(list(FORMATS["webdataset"].open_(folder).stream()), numbers(53))
+    assert (folder / "00001.index").read_bytes() == (folders["webdataset"] / "00001.index").read_bytes()
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_what_is_no_data_set_is_refused_by_name(name, tmp_path):
+    for file in ("labels.csv", "samples.mapped", "00000.tar", "00000.index"):
+        with pytest.raises(FormatError, match=str(tmp_path)):
+            FORMATS[name].open_(tmp_path)
+        (tmp_path / file).write_bytes(b"a,b\r\n1,2\r\n")

@@ -1,5 +1,3 @@
-from dataclasses import dataclass
-
 import pytest
 import torch
 from profiling_cases import Spender, VirtualClock, plan, spend, spend_in_backward
@@ -30,7 +28,7 @@ def train(model, x=X):
 
 @pytest.fixture(autouse=True)
 def _time_stands_still_unless_spent(monkeypatch):
-    monkeypatch.setattr(module_profiler, "HostClock", VirtualClock)
+    monkeypatch.setattr(module_profiler, "clock", VirtualClock)
 
 
 def calling(forward, **children):
@@ -75,7 +73,7 @@ def test_own_times_and_what_is_outside_add_up_to_the_step():
     table = profiled(model, step, plan(1, 1, 3), 5)
     assert table.total_ms["step"] == table.self_ms["step"] == 100
     assert table.total_ms["outside"] == table.self_ms["outside"] == 30
-    assert table.loc["outside", ["calls", "forward_ms", "backward_ms", "recompute_ms"]].isna().all()
+    assert table.loc["outside", ["calls", "forward_ms", "backward_ms"]].isna().all()
     assert table.total_ms["model"] == 70
     assert table.self_ms.drop("step").sum() == pytest.approx(100)
     assert table.share[["model", "outside", "step"]].tolist() == [0.7, 0.3, 1]
@@ -111,15 +109,14 @@ def test_a_module_that_calls_itself_is_not_counted_twice():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_what_checkpointing_computes_again_is_recompute_and_in_nobodys_backward(reentrant):
+def test_what_checkpointing_computes_again_is_backward(reentrant):
     block = nn.Sequential(Spender(10, 5), Spender(5, 10))
     model = calling(lambda m, x: checkpoint(m.block, x, use_reentrant=reentrant), block=block)
     table = profiled(model, lambda: model(X.clone().requires_grad_()).sum().backward())
     assert table.calls.drop(["outside", "step"]).tolist() == [1, 1, 1, 1]
     for path, forward, backward in (("block.0", 10, 5), ("block.1", 5, 10), ("block", 15, 15)):
         row = table.loc[f"model.{path}"]
-        assert (row.forward_ms, row.backward_ms, row.recompute_ms) == (forward, backward, forward)
-    assert table.recompute_ms["step"] == 15
+        assert (row.forward_ms, row.backward_ms) == (forward, backward + forward)
     assert table.self_ms.drop("step").sum() == pytest.approx(table.self_ms["step"])
 
 
@@ -135,22 +132,14 @@ def test_backward_within_forward_is_backward_time():
     assert table.self_ms["model"] == 0
 
 
-@dataclass
-class Answer:
-    logits: torch.Tensor
-    extra: list
-
-
 @pytest.mark.parametrize(
     ("wrap", "parts"),
     [
         (lambda a, b: (a, b), lambda out: out),
         (lambda a, b: {"a": a, "b": [b, None]}, lambda out: (out["a"], out["b"][0])),
-        (lambda a, b: Answer(a, [b, "text"]), lambda out: (out.logits, out.extra[0])),
-        (lambda a, b: iter((a, b)), tuple),
     ],
 )
-def test_outputs_may_be_tuples_mappings_dataclasses_and_iterators(wrap, parts):
+def test_outputs_may_be_tuples_and_mappings(wrap, parts):
     model = calling(lambda m, x: wrap(m.one(x), m.two(x)), one=Spender(0, 10), two=Spender(0, 5))
 
     def step():
@@ -321,7 +310,6 @@ def test_without_a_warm_up_step_memory_is_not_known():
     [
         ((lambda x: x,), "model is a function; it must be a torch.nn.Module"),
         ((nn.ReLU(),), "'model' has no parameters"),
-        ((nn.Linear(1, 1, device="meta"),), "'model' lies on meta; it must lie on the CPU or on one CUDA device"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
@@ -340,24 +328,12 @@ def test_a_compiled_model_is_refused_in_one_line():
 
 def test_a_profile_of_nothing_says_what_to_do():
     model, x = nn.Linear(2, 2), torch.ones(2)
-    with ModuleProfiler(model) as profiler:
-        model(x)
-    with pytest.raises(RuntimeError, match=r"nothing was profiled: run the loop inside .* end each iteration by step"):
-        profiler.summary()
-    with pytest.raises(RuntimeError, match=r"none of the 2 steps was recorded: run more steps \(three by"):
+    with pytest.raises(RuntimeError, match=r"in a recorded step of 2: run more steps \(three by the default"):
         profiled(model, lambda: model(x), module_profiler.DEFAULT_SCHEDULE, 2)
     with pytest.raises(RuntimeError, match=r"no module of 'model' was called .* call it, not its forward\(\)"):
         profiled(model, lambda: model.forward(x))
     with pytest.raises(RuntimeError, match=r"step\(\) outside of the with block"):
-        profiler.step()
-
-
-def test_a_model_is_profiled_by_one_profiler_at_a_time():
-    model = forked()
-    with ModuleProfiler(model), pytest.raises(RuntimeError, match="'part' is being profiled already"):
-        ModuleProfiler(model.left, "part").__enter__()
-    with ModuleProfiler(model.left):
-        pass
+        ModuleProfiler(model).step()
 
 
 def test_operations_in_place_between_calls_are_the_callers():

@@ -9,14 +9,14 @@ import torch
 from helpers.lab import peak_memory
 from helpers.lab.machine import installed
 from helpers.lab.timing import check_agreement
-from helpers.rush import Setup, Trainer, optimizers
+from helpers.rush import Setup, build_trainer, optimizers
 from helpers.rush.measurement import fixed_tokens
 
 TINY = Setup(model="tiny", sequence=16)
 
 
 def trainer(optimizer):
-    return Trainer(dataclasses.replace(TINY, optimizer=optimizer))
+    return build_trainer(dataclasses.replace(TINY, optimizer=optimizer))
 
 
 def weights(variant, steps=2, **options):
@@ -48,7 +48,7 @@ def test_in_backward_the_steps_are_the_fused_ones_bit_for_bit_and_no_gradient_is
         assert float(fused.step(tokens)) == float(in_backward.step(tokens))
     pairs = zip(fused.model.parameters(), in_backward.model.parameters(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
-    in_backward.loss(tokens).backward()
+    in_backward.loss(tokens)[0].backward()
     assert all(weight.grad is None for weight in in_backward.model.parameters())
 
 

@@ -18,7 +18,7 @@ from helpers.lab.cards import likely
 from helpers.lab.ceilings import ProductRate
 from helpers.lab.machine import installed, missing_because
 from helpers.lab.timing import Timing
-from helpers.rush import Setup, Trainer, climb, measurement, run, trainer
+from helpers.rush import Setup, build_trainer, climb, measurement, run, trainer
 from helpers.rush.measurement import fixed_tokens, text_tokens
 from helpers.rush.rates import flops_per_token, parameters, shares
 from helpers.rush.setup import LADDERS
@@ -68,7 +68,7 @@ def test_each_step_of_the_ladders_walks_the_plain_curve(setup, reference, traced
 def test_a_step_that_cannot_run_here_says_why():
     for setup in IMPOSSIBLE.values():
         with pytest.raises(ValueError, match=re.escape(setup.missing_because(CPU))):
-            Trainer(setup)
+            build_trainer(setup)
 
 
 def test_a_row_has_what_the_tables_need():
@@ -146,11 +146,11 @@ def test_every_variant_walks_the_fp32_curve_and_what_rounds_stays_near_it(change
 
 
 def test_fp16_trains_under_a_scale_that_backs_off():
-    one = Trainer(tiny(precision="amp-fp16"))
+    one = build_trainer(tiny(precision="amp-fp16"))
     one.scaler.set_backoff_factor(0.25)
     before = one.model.head.weight.detach().clone()
     one.scaler.load_state_dict(one.scaler.state_dict() | {"scale": 2.0**24})
-    one.step(text_tokens(one.setup, 1)[0])  # too large a scale: the step is skipped
+    one.step(text_tokens(TINY, 1)[0])  # too large a scale: the step is skipped
     assert one.scaler.get_scale() == 2.0**22
     assert torch.equal(one.model.head.weight, before)
 
@@ -159,11 +159,11 @@ def test_selective_checkpointing_repeats_no_product_and_full_repeats_them():
     products, peaks = {}, {}
     for checkpointing in ("none", "selective", "full"):
         setup = tiny(checkpointing=checkpointing, sequence=256, attention="flash", head="chunked")
-        one = Trainer(setup)
+        one = build_trainer(setup)
         tokens = text_tokens(setup, 1)[0]
-        names = operations(lambda t=one, x=tokens: t.loss(x).backward())
+        names = operations(lambda t=one, x=tokens: t.loss(x)[0].backward())
         products[checkpointing] = sum(name in ("aten::mm", "aten::bmm", "aten::addmm") for name in names)
-        peaks[checkpointing] = peak_memory(lambda t=one, x=tokens: t.loss(x).backward()).peak_bytes
+        peaks[checkpointing] = peak_memory(lambda t=one, x=tokens: t.loss(x)[0].backward()).peak_bytes
     assert products["selective"] == products["none"]
     # Of a block's seven products the last needn't be repeated: nothing's gradient depends on what it returns.
     assert products["none"] + 2 * 6 <= products["full"] <= products["none"] + 2 * 7

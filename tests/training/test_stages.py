@@ -8,7 +8,7 @@ from helpers.amp import DynamicGradScaler
 from helpers.chapters import summary
 from helpers.chapters.summary.stages import ALONE, CUMULATIVE, NAMES, START, chosen, stages
 from helpers.text import TextError, vocab
-from helpers.training import LANGUAGE, loop, trainer
+from helpers.training import LANGUAGE, loop, task
 from helpers.training import stages as staircase
 from helpers.training.language import guess_scores
 from helpers.training.stages import (
@@ -42,11 +42,11 @@ def test_stages_switch_on_what_they_say():
 
 def test_a_gpu_without_bf16_trains_in_fp16_with_our_loss_scale_and_a_cpu_in_fp32(monkeypatch):
     monkeypatch.setattr(staircase, "device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(trainer, "device", staircase.device)
-    monkeypatch.setattr(trainer, "missing_because", lambda need: "emulated")
+    monkeypatch.setattr(task, "device", staircase.device)
+    monkeypatch.setattr(task, "missing_because", lambda need: "emulated")
     precision = staircase.mixed_precision()
     assert isinstance(precision.scaler(torch.device("cpu")), DynamicGradScaler)
-    monkeypatch.setattr(trainer, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(task, "device", lambda: torch.device("cpu"))
     assert staircase.mixed_precision().name == "fp32"  # on a CPU that would emulate it
     assert environment() == {}
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from ...book.table import table
 from ...book.values import NORMAL, PERCENT, Number, derived, lacking, over, timed
 from ...lab import device
 from ...lab.rows import Row
-from ...training.trainer import Batch
+from ...training.task import Batch
 from .feeds import BALANCED, BIG_BRAIN, BRAIN, FEEDS, PACKED, STEPS, in_turns
 from .inputs import MAX_LENGTH, compute_dtype, dtype_name, language_model, text
 from .step_times import Epoch, epochs

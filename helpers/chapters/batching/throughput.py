@@ -17,8 +17,8 @@ from ...lab import device
 from ...lab.memory import OUT_OF_MEMORY
 from ...lab.rows import STATUS, Row
 from ...metrics import LMCrossEntropyLoss
+from ...training.task import Batch
 from ...training.text_batches import full_batch, packed_batches
-from ...training.trainer import Batch
 from .feeds import BALANCED, BIG_BRAIN, BRAIN, FEEDS, PACKED, in_turns
 from .inputs import MAX_LENGTH, WIKITEXT_SAMPLES, compute_dtype, dtype_name, language_model, text
 from .step_times import fits, rates, training_step

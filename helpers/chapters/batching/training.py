@@ -16,7 +16,7 @@ from ...lab.memory import PeakAbove
 from ...lab.rows import Row
 from ...training.language import frequent_words, guess_scores, open_texts, text_task
 from ...training.loop import fit
-from ...training.trainer import Precision, Trainer, mixed_precision
+from ...training.task import Precision, TaskTrainer, mixed_precision
 from .feeds import BALANCED, BIG_BRAIN, BRAIN, PACKED, STEPS
 from .inputs import MAX_LENGTH, compute_dtype, wikitext_of
 
@@ -70,7 +70,7 @@ def training(
         if data == BY_TOKENS:  # a batch of headings has few, and a loss that is their mean
             mean, loss = real_tokens / task.steps(0), task.loss
             task = replace(task, loss=lambda logits, batch: loss(logits, batch) * (batch.real / mean))
-        trainer = Trainer(task, Precision() if compute_dtype() == torch.float32 else mixed_precision())
+        trainer = TaskTrainer(task, Precision() if compute_dtype() == torch.float32 else mixed_precision())
         with trainer.settings():
             scores = fit(trainer, epochs=epochs)
     peak_gib = peak.gib

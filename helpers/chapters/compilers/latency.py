@@ -107,7 +107,6 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     onnx = _at(means, (RESNET_18, ONNX))
     onnx_alone, alone = (_at(means, (RESNET_18, name)) for name in (ONNX_ONE_THREAD, ONE_THREAD))
     best = max(means.items(), key=lambda mean: float(mean[1]), default=(("", ""), lacking("inference", TIMES)))
-    served = [mean for (_, backend), mean in means.items() if backend in (ONNX, "torch.compile")]
     return SimpleNamespace(
         table=_by_model(rows),
         resnet_onnx=onnx,
@@ -120,7 +119,6 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         best=best[1],
         best_model=best[0][0].partition(",")[0],
         best_backend=best[0][1],
-        served=max(served, key=float, default=lacking("inference by ONNX Runtime or torch.compile", TIMES)),
     )
 
 

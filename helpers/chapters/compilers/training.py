@@ -24,7 +24,7 @@ from ...lab import Disagreement, device
 from ...lab.precision import fp32_products
 from ...lab.rows import Row
 from ...lab.timing import relative_error
-from ...training import TrainingStep
+from ...training import Trainer
 from . import workloads
 from .side_by_side import SPEEDS, Runs, modes_named, side_by_side, spread, waited
 from .workloads import BERT_BASE, LLAMA, RESNET_18, TINY_BERT, each
@@ -126,8 +126,8 @@ def training_step(
         with torch.autocast(**autocast):
             return (forward(*data),)
 
-    step = TrainingStep(loss, rule)
-    return lambda: step(*data)[0]
+    trainer = Trainer(net, loss, rule)
+    return lambda: trainer.step(*data)
 
 
 def gradients(net: nn.Module) -> Tensor:

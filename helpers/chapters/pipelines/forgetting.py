@@ -25,7 +25,7 @@ from ...book.values import PERCENT, Number, mean_of
 from ...lab.machine import device, missing_because
 from ...lab.rows import Row
 from ...pipelines.forgetting import ForgettingTracker, is_correct
-from ...training import TrainingStep
+from ...training import Trainer
 
 LEAST, RANDOM, MOST = VARIANTS = ("least forgotten", "random", "most forgotten")
 SHARES = (0.0, 0.3, 0.5, 0.7)
@@ -153,14 +153,14 @@ def train(
             tracker.update(indices, is_correct(logits, labels))
         return (nn.functional.cross_entropy(logits, labels),)
 
-    step, shuffler, done = TrainingStep(loss, sgd), torch.Generator().manual_seed(seed), 0
+    trainer, shuffler, done = Trainer(model, loss, sgd), torch.Generator().manual_seed(seed), 0
     while done < steps:
         order = remaining[torch.randperm(len(remaining), generator=shuffler)].to(where)
         for indices in order.split(BATCH)[: steps - done]:
             done += 1
             progress = done / (steps + 1)
             sgd.param_groups[0]["lr"] = LEARNING_RATE * min(progress / WARM_UP, (1 - progress) / (1 - WARM_UP))
-            step(indices)
+            trainer.step(indices)
     with torch.no_grad():
         right = int((model(parts.test_images).argmax(1) == parts.test_labels).sum())
     return {"test_accuracy": right / len(parts.test_labels), "steps": steps}

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ...book import Worth
 from ...book.table import table
@@ -32,9 +32,9 @@ from ...book.values import TIMES, Number, lacking, over, pick
 from ...lab import Disagreement
 from ...lab.machine import missing_because
 from ...lab.rows import STATUS, Row
-from ...pipelines.formats import FORMATS, Sample, Stream
-from ...pipelines.formats.dataset import SUFFIXES, Reader
-from ...pipelines.formats.webdataset import Tar
+from ...pipelines.formats import FORMATS, Sample
+from ...pipelines.random_access import Tar
+from ...pipelines.reader import SUFFIXES, Reader
 from ...pipelines.samples import image_samples, token_windows
 
 BATCH = 64
@@ -47,8 +47,6 @@ class ByLibrary(Tar):
     def in_order(self, piece: range) -> Iterator[Sample]:
         import webdataset
 
-        if piece.start not in self.starts:
-            return
         stages = {"shardshuffle": False, "nodesplitter": None, "workersplitter": None, "empty_check": False}
         for position, row in zip(piece, webdataset.WebDataset([self.file_of(piece.start)], **stages), strict=False):
             yield self._sample(position, row[SUFFIXES[self.kind]])
@@ -70,6 +68,19 @@ SHARDS = 16
 SHARE = 0.01  # of all samples: the subset that is fetched
 DROP = "/proc/sys/vm/drop_caches"
 NOT_COLD = "not cold: "
+
+
+class Epoch(IterableDataset):
+    """What `_touch` gives of each sample, in order or in a random order that follows from the seed."""
+
+    def __init__(self, reader: Reader, order: str, seed: int) -> None:
+        self.reader, self.order, self.seed = reader, order, seed
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        if self.order == "sequential":
+            return map(_touch, self.reader.stream())
+        order = np.random.default_rng(self.seed).permutation(len(self.reader)).tolist()
+        return (_touch(self.reader[position]) for position in order)
 
 
 class Prepared(NamedTuple):
@@ -101,7 +112,7 @@ def _passes() -> list[Row]:
     cpu=_passes(),
     gpu=[],
     version=2,
-    missing=lambda format, **_: missing_because(*FORMATS[VARIANTS[format][0]].NEEDS),
+    missing=lambda format, **_: missing_because(*FORMATS[VARIANTS[format][0]].needs),
     columns="build_s files payload_bytes bytes_allocated samples_per_s samples_per_s_p20 "
     "samples_per_s_p80 mb_per_s n cache raw_s? subset_s? find_s?",
     worth=Worth(2, "file formats", cpu=3.5),
@@ -123,7 +134,7 @@ def formats(kind: str, format: str, samples: int, order: str, cached: str) -> Ro
     reader = open_(data.folder, verify=False)
     seconds = []
     for repeat in range(REPEATS):
-        took, touched, cache = _epoch(data, Stream(reader, order, seed=repeat, transform=_touch), cold)
+        took, touched, cache = _epoch(data, Epoch(reader, order, repeat), cold)
         if touched != data.touched:
             raise Disagreement(f"{format} gave {touched} (samples, bytes, sum of crc32), written was {data.touched}")
         if cache.startswith(NOT_COLD):
@@ -174,15 +185,15 @@ def _temporary_folder() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="formats-")
 
 
-def _epoch(data: Prepared, stream: Stream, cold: bool) -> tuple[float, tuple[int, ...], str]:
+def _epoch(data: Prepared, epoch: Epoch, cold: bool) -> tuple[float, tuple[int, ...], str]:
     """Seconds of an epoch, the counts of what was read, and the cache's state at its start."""
-    loader, touched = DataLoader(stream, BATCH, collate_fn=_sum), torch.zeros(3, dtype=torch.int64)
+    loader, touched = DataLoader(epoch, BATCH, collate_fn=_sum), torch.zeros(3, dtype=torch.int64)
     cache = _set_cache(data, cold)
     began = time.perf_counter()
     for batch in loader:
         touched += batch
     took = time.perf_counter() - began
-    stream.reader.close()
+    epoch.reader.close()
     return took, tuple(touched.tolist()), cache
 
 

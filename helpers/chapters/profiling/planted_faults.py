@@ -23,9 +23,9 @@ from ...lab.rows import Row
 from ...lab.timing import between_ms, moment, synchronize
 from ...pictures import cores, local_photos
 from ...text import local_wikitext
-from ...training.step import WARM_UP
 from ...training.switched import CLOTHES, LANGUAGE, Switched
-from ...training.trainer import Trainer
+from ...training.task import TaskTrainer
+from ...training.trainer import WARM_UP
 
 PIPELINES: dict[str, Switched] = {"vit": CLOTHES, "gpt": LANGUAGE}
 SLOW, FIXED = "slow", "fixed"
@@ -103,7 +103,7 @@ def block_steps(step_ms: float, workers: int, most: int) -> int:
     return max(min(most, math.ceil(BLOCK_S * 1e3 / step_ms)), workers)
 
 
-def _block(trainer: Trainer, batches: Any, steps: int, untimed: int) -> Block:
+def _block(trainer: TaskTrainer, batches: Any, steps: int, untimed: int) -> Block:
     with trainer.settings():
         for batch in itertools.islice(batches, untimed):
             trainer.step(batch)

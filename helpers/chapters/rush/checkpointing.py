@@ -8,7 +8,7 @@ from ...book import Worth
 from ...book.table import table
 from ...book.values import PERCENT, Number, in_unit, lacking, marked, over, pick, speedup
 from ...lab.rows import Row
-from ...training.step import WARM_UP
+from ...training.trainer import WARM_UP
 from .setups import FULL, MEDIUM, PAIRED, RUN_PAIRED, SMALL, beside, missing, run_apart, setup_of
 
 KINDS = ("none", "selective", "memory budget", "full")  # from no recomputation to most
@@ -37,10 +37,7 @@ def checkpointing(model: str, sequence: int, checkpointing: str, trial_s: float 
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """`lengths`: speed and memory by length.
-
-    `memory` and `speed` are those of full checkpointing against none, at `length`.
-    """
+    """Speed and memory by length; `memory` and `speed` are those of full checkpointing against none, at `length`."""
 
     lengths: pd.DataFrame
     length: int
@@ -50,7 +47,7 @@ class Checkpointing:
 
 @checkpointing.numbers()
 def _(rows: pd.DataFrame) -> Checkpointing:
-    """Full checkpointing against none at the longest length that all kinds fit."""
+    """At the longest length that all kinds fit."""
     rates = [marked(row["tokens_per_s"], row) for row in rows.to_dict("records")]
     wide = rows.assign(tokens_per_s=rates)
     wide = wide.pivot(index="checkpointing", columns="sequence", values=["tokens_per_s", "peak_gib"])

@@ -13,6 +13,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from unittest import mock
 
 import pandas as pd
 import torch
@@ -30,11 +31,11 @@ from ...lab.rows import Row
 from ...lab.timing import Timing, synchronize
 from ...models import Llama
 from ...models.llama import preset
-from ...rush import Setup, Trainer
+from ...rush import Setup, trainer
 from ...rush.measurement import SEQUENCES, text_tokens
 from ...rush.rates import FLOAT8, product_type
 from ...rush.setup import START
-from ...training.step import WARM_UP
+from ...training.trainer import WARM_UP
 from .setups import BEST, FULL, MEDIUM, ON_CPU, SMALL, apart, missing, setup_of
 
 PRODUCTS, ELEMENTWISE, LOSS, OPTIMIZER = "matrix products", "norms and elementwise", "loss", "optimizer"
@@ -92,18 +93,18 @@ def profiled(setup: Setup) -> list[Row]:
 
 def _warm(setup: Setup) -> Callable[[torch.Tensor], torch.Tensor]:
     """A step that is compiled and captured."""
-    trainer = Trainer(setup)
-    head = trainer.head
+    head = trainer.head(setup)
 
     def named(*inputs: torch.Tensor) -> torch.Tensor:
         with record_function(LOSS):
             return head(*inputs)
 
-    trainer.head = named
+    with mock.patch.object(trainer, "head", lambda _: named):
+        step = trainer.build_trainer(setup).step
     for tokens in itertools.islice(itertools.cycle(text_tokens(setup, SEQUENCES)), WARM_UP + 1):
-        trainer.step(tokens)
+        step(tokens)
     synchronize()
-    return trainer.step
+    return step
 
 
 def _trace(setup: Setup) -> Trace:

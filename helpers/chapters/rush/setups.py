@@ -8,10 +8,10 @@ from typing import TypeVar
 from ...lab import device, in_fresh_process
 from ...lab.machine import missing_because
 from ...lab.rows import Row
-from ...rush import Setup, Trainer, run, rung
+from ...rush import Setup, build_trainer, run, rung
 from ...rush.measurement import ON_CPU_LOSS_STEPS, text_tokens
 from ...rush.setup import START
-from ...training.step import WARM_UP
+from ...training.trainer import WARM_UP
 
 Measured = TypeVar("Measured")
 TINY, SIXTY_M, ONE_B = "tiny", "llama-60m", "llama-3.2-1b"
@@ -87,5 +87,5 @@ def missing(**config: object) -> str:
 def training_step(setup: dict[str, object]) -> Callable[[], object]:
     """Train by a setup on the text's batches, one a call."""
     chosen = Setup(**setup)
-    trainer, batches = Trainer(chosen), itertools.cycle(text_tokens(chosen, BATCHES))
+    trainer, batches = build_trainer(chosen), itertools.cycle(text_tokens(chosen, BATCHES))
     return lambda: trainer.step(next(batches))

@@ -19,7 +19,7 @@ from ...lab.machine import missing_because
 from ...lab.memory import GIB
 from ...models import Llama
 from ...models.llama import RopeScaling, preset
-from ...rush import Setup, Trainer
+from ...rush import Setup, build_trainer
 from ...rush.measurement import ON_CPU_LOSS_STEPS, SEQUENCES, fixed_tokens, stream, text_tokens
 
 FLASH, OURS = "flash_attention_2", "ours"
@@ -62,7 +62,7 @@ def against(variant: str, setup: Setup) -> dict[str, Any]:
     if variant.endswith(ALIKE):
         head = "chunked" if VARIANTS[variant].get("liger") else "full"
         setup = dataclasses.replace(setup, **THEIRS_LACKS, head=head)
-    ours, losses, began = Trainer(setup).step, {}, time.perf_counter()
+    ours, losses, began = build_trainer(setup).step, {}, time.perf_counter()
     both = {variant: training_step(variant, setup), OURS: ours}
     for name, step in both.items():
         curve = [float(step(tokens)) for tokens in itertools.islice(fixed_tokens(setup), ON_CPU_LOSS_STEPS)]
@@ -80,7 +80,7 @@ def against(variant: str, setup: Setup) -> dict[str, Any]:
         del ours, step
         both.clear()
         free_memory()  # else three trainers would be there at once
-        both[OURS] = Trainer(dataclasses.replace(setup, cuda_graph=False)).step
+        both[OURS] = build_trainer(dataclasses.replace(setup, cuda_graph=False)).step
         both[OURS](next(batches))
     ours_gib = peak_memory(lambda: both[OURS](next(batches))).added_bytes / GIB
     return timed.row(variant, OURS) | {

@@ -36,13 +36,13 @@ from ...lab.memory import PeakAbove
 from ...lab.rows import Row
 from ...lab.timing import synchronize
 from ...models import Llama
-from ...rush import Setup, Trainer
+from ...rush import Setup, build_trainer
 from ...rush.optimizers import FOR_LOOP, build_optimizer
 from ...rush.setup import AUTOCAST
 from ...rush.trainer import build_model
 from ...text.articles import Articles
 from ...training.stages import environment, nothing_compiled
-from ...training.step import WARM_UP
+from ...training.trainer import WARM_UP, Trainer
 
 BEGINNER, EVERYTHING = SIDES = "beginner", "everything"
 CHOICE, TRAINING, COMPILED = "choice", "training", "compiled"  # a row's part
@@ -132,8 +132,7 @@ def train(side: str, part: str, seed: int, rate: float, size: Size) -> Row:
     """One training, evaluated every `size.every` steps, until it reaches the target or its seconds are over."""
     text = Articles.local()
     judge = Judge(text.held_out, size)
-    compiles = part == COMPILED
-    with PeakAbove() as peak, nothing_compiled() if compiles else contextlib.nullcontext():
+    with PeakAbove() as peak, nothing_compiled() if part == COMPILED else contextlib.nullcontext():
         synchronize()
         began, spent, first_s, real, curve = time.perf_counter(), 0.0, 0.0, 0, []
         model, steps = begin(side, part, seed, rate, size, text)
@@ -173,7 +172,7 @@ def begin(side: str, part: str, seed: int, rate: float, size: Size, text: Articl
     if side == BEGINNER and part == TRAINING:
         model = build_model(Setup(model=size.model, sequence=LONGEST, seed=seed), device())
         return model, beginners_steps(model, padded_lines(text, size, seed), rate)
-    trainer = Trainer(fast_setup(size, rate, seed, compiled=part == COMPILED))
+    trainer = build_trainer(fast_setup(size, rate, seed, compiled=part == COMPILED))
     if side == BEGINNER:
         return trainer.model, fast_steps(trainer, without_padding(padded_lines(text, size, seed)), rising=1)
     return trainer.model, fast_steps(trainer, full_rows(text, size, seed), RISING)
@@ -198,8 +197,8 @@ def beginners_steps(model: Llama, loader: Iterator[Tensor], rate: float) -> Iter
 
 def fast_steps(trainer: Trainer, batches: Iterator[Batch], rising: int) -> Iterator[int]:
     """The trainer's steps, with a learning rate that rises in the first ones. It is a tensor, for a captured step."""
-    highest = trainer.setup.learning_rate
-    rate = torch.tensor(highest, device=trainer.device)
+    highest = trainer.optimizer.param_groups[0]["lr"]
+    rate = torch.tensor(highest, device=device())
     for group in trainer.optimizer.param_groups:
         group["lr"] = rate
     for number, (tokens, targets, real) in enumerate(batches, start=1):
@@ -211,12 +210,9 @@ def fast_steps(trainer: Trainer, batches: Iterator[Batch], rising: int) -> Itera
 
 def fast_setup(size: Size, rate: float, seed: int, compiled: bool = False) -> Setup:
     """The fast side's setup, or the nearest that this machine can run."""
-    compile_ = "regional" if compiled else "none"
+    setup = FAST(model=size.model, cuda_graph=True, learning_rate=rate, seed=seed)
     attention = "flash" if device().type == "cuda" else "blocked"
-    setup = FAST(
-        model=size.model, attention=attention, compile=compile_, cuda_graph=True, learning_rate=rate, seed=seed
-    )
-    return setup.possible(device())
+    return replace(setup, attention=attention, compile="regional" if compiled else "none").possible(device())
 
 
 # Batches

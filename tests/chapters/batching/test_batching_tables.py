@@ -17,7 +17,7 @@ from helpers.chapters.batching.attention import both_ways, pad, unpad
 from helpers.chapters.batching.feeds import SPREADS
 from helpers.chapters.batching.throughput import DENSE_BATCHES, NO_PADDING
 from helpers.models import GPT2LikeModel
-from helpers.training.trainer import Batch
+from helpers.training.task import Batch
 
 
 @pytest.fixture

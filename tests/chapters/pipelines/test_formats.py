@@ -14,7 +14,7 @@ from helpers.pipelines.formats import FORMATS
 MODULE = import_module("helpers.chapters.pipelines.formats")
 
 COUNT = 40
-HERE = [name for name, (written, _) in VARIANTS.items() if not missing_because(*FORMATS[written].NEEDS)]
+HERE = [name for name, (written, _) in VARIANTS.items() if not missing_because(*FORMATS[written].needs)]
 
 
 def row_of(kind, name, cached=WARM, order="sequential"):
@@ -42,7 +42,7 @@ def test_a_data_set_is_built_once_and_small_files_round_up_to_blocks():
 
 
 def test_an_epoch_that_misses_a_sample_is_no_measurement(monkeypatch):
-    monkeypatch.setattr(MODULE.Stream, "__iter__", lambda self: iter([(1, 4, 5)]))
+    monkeypatch.setattr(MODULE.Epoch, "__iter__", lambda self: iter([(1, 4, 5)]))
     with pytest.raises(Disagreement, match="mapped gave"):
         row_of("tokens", "mapped")
 

@@ -10,7 +10,7 @@ import torch
 from helpers.chapters import rush
 from helpers.chapters.rush import bandwidth, setups, transformers_llama
 from helpers.kernels import swaps
-from helpers.rush import CPU_LADDER, LADDER, Setup, Trainer
+from helpers.rush import CPU_LADDER, LADDER, Setup, build_trainer
 from helpers.rush.setup import CHANGES, LADDERS, START, stands_on
 
 
@@ -61,7 +61,7 @@ def test_a_rung_of_a_cpu_runs_in_a_process_with_its_allocator(monkeypatch):
 
 
 def test_a_peer_is_timed_beside_ours_and_their_losses_are_of_the_same_tokens(monkeypatch):
-    monkeypatch.setattr(transformers_llama, "training_step", lambda variant, setup: Trainer(setup).step)
+    monkeypatch.setattr(transformers_llama, "training_step", lambda variant, setup: build_trainer(setup).step)
     row = rush.peers.measure(model="tiny", sequence=64, variant="transformers")
     assert row["baseline"] == "ours"
     assert row["ratio"] == pytest.approx(row["median_ms"] / row["baseline_ms"], rel=0.5)

@@ -1,19 +1,12 @@
-"""The interface of all formats: samples (key, label, 1-D array), the error for damaged data, the base class of readers.
+"""What formats have in common: samples (key, label, 1-D array), the base class of readers, the error for damaged data.
 
-    reader = mapped.open_(folder)
-    reader[3]                                   # Sample(key, label, data)
-    for sample in reader.stream(): ...          # every position in order
-    DataLoader(reader, batch_size=64, shuffle=True, num_workers=4, collate_fn=collate)
-
-An image is the content of its JPEG file as uint8, not pixels: no format decodes. Tokens are integers. All arrays
-of a data set have one dtype.
-
-No sample is dropped silently: each position gives its sample or raises a `FormatError` with the reason.
+An image is the content of its JPEG file as uint8, not pixels: no format decodes. Tokens are integers. All arrays of a
+data set have one dtype. No sample is dropped silently: each position gives its sample or a `FormatError`.
 """
 
-import contextlib
 import functools
 import io
+import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
-from ...lab.arguments import check_choice
+from ..lab.arguments import check_choice
 
 SUFFIXES = {"image": "jpg", "tokens": "npy"}  # kind -> suffix of a sample's file
 KINDS = {suffix: kind for kind, suffix in SUFFIXES.items()}
-TOKEN_TYPES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4")
 
 
 class Sample(NamedTuple):
@@ -42,29 +34,28 @@ class FormatError(ValueError):
 class Reader(Dataset):
     """An open data set. Files are opened at the first read, again in each process where needed.
 
-    `verify` checks each sample's checksum when it is read, which detects flipped bits.
+    `verify` compares each sample's checksum when it is read, which detects flipped bits.
 
-    Each format is a subclass: `_open()` sets the attributes below, `read(position)` returns a sample, and
-    `file_of(position)` names the file that has its data. `_open` and `read` may raise OSError or ValueError; this class
-    adds the names of file and sample. Instances must support `pickle` and `fork`.
+    Each format is a subclass: `_open()` sets the attributes below, `read(position)` returns a sample, `in_order` those
+    of a shard, if that is faster, and `file_of(position)` names the file that has its data. What they raise is made a
+    `FormatError` here. Instances must support `pickle` and `fork`.
     """
 
     kind: str
     labels: np.ndarray  # (N,) int64
     sums: np.ndarray  # (N,) uint32: crc32 of each sample's bytes
     keys: Sequence[str]
-    shards: list[range]  # runs of positions that are cheap to read in order; together all positions, in order
+    shards: list[range]  # positions that are read in order; together all of them
 
     def __init__(self, folder: str | Path, *, verify: bool = True) -> None:
         self.folder, self.verify = Path(folder).absolute(), verify
-        self._open()
+        try:
+            self._open()
+        except (OSError, LookupError, ValueError, tarfile.TarError) as error:
+            raise FormatError(f"{self.folder}: {error}") from error
 
     def in_order(self, piece: range) -> Iterator[Sample]:
-        """The samples of a piece of one shard, if they are read faster in order than by position.
-
-        May end early, or be empty: `stream` reads the rest by position.
-        """
-        return iter(())
+        return map(self.read, piece)
 
     def close(self) -> None:
         """Close files; reading opens them again."""
@@ -73,18 +64,16 @@ class Reader(Dataset):
         """The positions with a label, ascending: one pass over `labels`."""
         return np.flatnonzero(self.labels == label)
 
-    def stream(self, pieces: Iterable[range] | None = None) -> Iterator[Sample]:
-        """The sample of each position of each piece, in order; by default of all shards.
-
-        Where `in_order` fails, the rest of the piece is read by position, which names what is damaged.
-        """
-        for piece in self.shards if pieces is None else pieces:
+    def stream(self) -> Iterator[Sample]:
+        """All samples in order."""
+        for piece in self.shards:
             position = piece.start
-            with contextlib.suppress(OSError, ValueError):
+            try:
                 for sample in self.in_order(piece):
                     yield sample
                     position += 1
-            yield from map(self.__getitem__, range(position, piece.stop))
+            except (OSError, ValueError) as error:
+                raise self._damaged(position, error) from error
 
     def __len__(self) -> int:
         return self.shards[-1].stop
@@ -94,42 +83,31 @@ class Reader(Dataset):
         try:
             return self.read(position)
         except (OSError, ValueError) as error:
-            raise unreadable(f"{self.file_of(position)}, sample {position}", error) from error
+            raise self._damaged(position, error) from error
 
-    def _sample(self, position: int, raw: bytes | np.ndarray) -> Sample:
-        """The sample at a position, whose file or slice has these bytes; its checksum is compared if `verify`."""
+    def _damaged(self, position: int, error: Exception) -> FormatError:
+        return FormatError(f"{self.file_of(position)}, sample {position}: {error}")
+
+    def _sample(self, position: int, raw: bytes | memoryview | np.ndarray) -> Sample:
+        """The sample at a position, whose file or slice has these bytes."""
         if self.verify and zlib.crc32(raw) != self.sums[position]:
             raise ValueError("its crc32 is another than when it was written: the content changed")
         return Sample(self.keys[position], int(self.labels[position]), unpack(self.kind, raw))
 
 
-@contextlib.contextmanager
-def naming(place: str | Path) -> Iterator[None]:
-    """A context that turns OSError and ValueError into a FormatError that names the place."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise unreadable(place, error) from error
-
-
-def unreadable(place: str | Path, error: OSError | ValueError) -> FormatError:
-    reason = f"cannot be read ({error.strerror or error})" if isinstance(error, OSError) else error
-    return FormatError(f"{place}: {reason}")
-
-
 def checked(samples: Iterable[Sample], kind: str) -> Iterator[Sample]:
     """The samples as every format can keep them, or a ValueError that names the first that cannot be kept."""
     check_choice(SUFFIXES, kind=kind)
-    dtype, position = None, -1
+    dtype = None
     for position, (key, label, data) in enumerate(samples):
         data = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.asarray(data)
         dtype = dtype or data.dtype
-        if data.ndim != 1 or data.dtype != dtype or dtype.str[1:] not in (("u1",) if kind == "image" else TOKEN_TYPES):
-            valid = "bytes" if kind == "image" else f"one of {', '.join(TOKEN_TYPES)}, the same for all samples"
-            reason = f"data is {data.dtype} {data.shape}; {kind} samples are 1-D, of {valid}"
-            raise ValueError(f"sample {position}: {reason}")
+        fits = dtype == np.uint8 if kind == "image" else dtype.kind in "iu" and np.can_cast(dtype, np.int64)
+        if data.ndim != 1 or data.dtype != dtype or not fits:
+            valid = "bytes" if kind == "image" else "integers of one type that int64 holds"
+            raise ValueError(f"sample {position} is {data.dtype} {data.shape}; {kind} samples are 1-D, of {valid}")
         yield Sample(key, int(label), np.ascontiguousarray(data, data.dtype.newbyteorder("<")))
-    if position < 0:
+    if dtype is None:
         raise ValueError("no samples; a data set has at least one")
 
 
