@@ -156,7 +156,7 @@ def _index_of(shard: Path) -> Table:
     index = shard.with_suffix(".index")
     if not index.is_file():
         entries: dict[str, dict[str, tuple]] = {}  # a sample's name, up to the first dot -> its members by suffix
-        with tarfile.open(shard) as tar:
+        with tarfile.open(shard, "r:") as tar:
             for member in tar:
                 name, _, suffix = member.name.partition(".")
                 data = tar.extractfile(member).read()
