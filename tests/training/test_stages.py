@@ -6,7 +6,7 @@ from torch import nn
 
 from helpers.amp import DynamicGradScaler
 from helpers.chapters import summary
-from helpers.chapters.summary.stages import ALONE, CUMULATIVE, NAMES, START, chosen, stages
+from helpers.chapters.summary.stages import CUMULATIVE, NAMES, START, chosen, stages
 from helpers.text import TextError, vocab
 from helpers.training import LANGUAGE, loop, task
 from helpers.training import stages as staircase
@@ -80,9 +80,8 @@ def test_a_training_by_stages_learns_from_equally_many_real_tokens():
         assert row["skipped_steps"] == 0
 
 
-def test_stages_are_added_in_order_or_stand_alone():
+def test_stages_are_added_in_order():
     assert chosen(START, "none", NAMES) == []
-    assert chosen(ALONE, PROFILED, NAMES) == [PROFILED]
     assert chosen(CUMULATIVE, PROFILED, NAMES) == [MIXED, BATCHES, PROFILED]
 
 
