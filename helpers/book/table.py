@@ -24,7 +24,7 @@ from ..lab.estimate import todays
 from ..lab.rows import STATUS, Row
 from . import store
 from .experiment import ColumnError, Experiment, Worth
-from .values import lacking
+from .values import is_noisy, lacking
 
 Tables = Sequence[Experiment]
 NO_WORTH = Worth(1, "")
@@ -49,12 +49,15 @@ class Results:
 
     @property
     def origin(self) -> str:
-        """For a caption: the machine, and whether its rows are of several runs or of older methods."""
+        """For a caption: the machine, and whether its rows are of several runs or older methods, or mostly noisy."""
         if not len(self.rows):
             return ""
         notes = [f"Machine: {self.rows['gpu'].iloc[0]}."]
         if old := int((self.rows["method"] != str(self.experiment.version)).sum()):
             notes.append(f"{old} rows by an older method.")
+        busy = sum(map(is_noisy, self.measured.to_dict("records")))
+        if 2 * busy > len(self.measured):
+            notes.append(f"†: {busy} of {len(self.measured)} rows.")
         if self.runs > 1:
             notes.append(f"Rows of {self.runs} runs.")
         return " ".join(notes)

@@ -131,7 +131,7 @@ def _task(name: str, rows: pd.DataFrame) -> SimpleNamespace:
         micro_batches=_count(first["micro_batches"]),
         source=first["source"],
         guess=_mean(guess, TASKS[name]),
-        scaled=replace(mean_of(pd.concat([accuracy["static"], accuracy["dynamic"]]), "", "both scales"), decimals=4),
+        scaled=replace(mean_of(accuracy[["static", "dynamic"]].mean(axis=1), "", "both scales"), decimals=4),
         lowest=Number(accuracy[["static", "dynamic"]].min().min(), decimals=4, missing="both scales"),
         seconds={run: Number(seconds.get(run, float("nan")), "s", decimals=0, missing=RUNS[run]) for run in RUNS},
         accuracy={run: _mean(accuracy[run], f"{TASKS[name]}, {RUNS[run]}") for run in RUNS},

@@ -118,7 +118,10 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         balanced_s=Number(seconds[BALANCED].mean(), "s", missing=BALANCED),
         balanced_speedup=over_runs(seconds[BRAIN], seconds[BALANCED]),
         balanced_over_longest=over_runs(seconds[BIG_BRAIN], seconds[BALANCED]),
-        balanced_gap=Number((losses[BALANCED] - losses[BIG_BRAIN]).mean(), "nats", missing=BALANCED, decimals=2),
+        **{
+            f"{name}_gap": Number((losses[data] - losses[BIG_BRAIN]).mean(), "nats", missing=data, decimals=2)
+            for name, data in (("balanced", BALANCED), ("packed", PACKED))
+        },
         cost=SimpleNamespace(balanced=_cost(rows, BALANCED), packed=_cost(rows, PACKED)),
     )
 

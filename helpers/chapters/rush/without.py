@@ -163,7 +163,14 @@ def _shown(rows: pd.DataFrame, gains: dict[str, Number]) -> pd.DataFrame:
     shown = shown.assign(matmul_share=shown["matmul_share"].map(_percent))
     if shown["batch"].nunique() == 1:
         shown = shown.drop(columns="batch")
-    return shown.rename(columns={"gain": "slower by", "mfu": "MFU", "matmul_share": "share of matmul rate"})
+    return shown.rename(
+        columns={
+            "gain": "time without it",
+            "tokens_per_s": "tokens/s, by the ratio",
+            "mfu": "MFU",
+            "matmul_share": "share of matmul rate",
+        }
+    )
 
 
 def _percent(share: float) -> Number | None:

@@ -295,7 +295,7 @@ class TimeToLoss:
     beginner: Number
     everything: Number
     compile: Number
-    earned_after: Number  # steps
+    rates: str  # of a large product beside each side
     table: pd.DataFrame
     curves: pd.DataFrame  # side, seed, seconds, loss
 
@@ -312,18 +312,16 @@ def _(rows: pd.DataFrame) -> TimeToLoss:
         ratio = derived(ratio.value, "at least: the beginner was stopped before the target")
     compiled = rows[rows["part"] == COMPILED]
     eager = rows[(rows["part"] == CHOICE) & (rows["side"] == EVERYTHING)]  # of the compiled training's seed
-    eager = eager[eager["learning_rate"].isin(compiled["learning_rate"])][["step_ms", "start_s"]].mean()
-    saved_s = (eager["step_ms"] - compiled["step_ms"].mean()) / 1e3
-    compile_s = compiled["start_s"].mean() - eager["start_s"]
-    earned = derived(compile_s / saved_s, "seconds to compile over those it saves in a step", "steps", 0)
+    eager_s = eager.loc[eager["learning_rate"].isin(compiled["learning_rate"]), "start_s"].mean()
+    sides = (side.get("matmul_tflops", pd.Series(dtype=float)).astype(float).mean() for side in (slow, fast))
     return TimeToLoss(
         target=Number(rows["target"].iloc[0], "nats a byte"),
         reached=bool(trainings["reached"].all()),
         ratio=ratio,
         beginner=mean_of(slow["training_s"], "s", BEGINNER, decimals=1),
         everything=mean_of(fast["training_s"], "s", EVERYTHING, decimals=1),
-        compile=Number(compile_s, "s", missing="the compiled training", decimals=1),
-        earned_after=earned if saved_s > 0 else lacking("a step that compilation makes faster", "steps"),
+        compile=Number(compiled["start_s"].mean() - eager_s, "s", missing="the compiled training", decimals=1),
+        rates=" and ".join(f"{rate:.2f}" for rate in sides) + " TFLOP/s",
         table=_table(rows),
         curves=curves_of(trainings),
     )

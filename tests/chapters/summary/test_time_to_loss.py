@@ -119,8 +119,9 @@ def test_the_ratio_is_of_times_seed_by_seed():
     assert numbers.curves.query("side == 'beginner' and seed == 0")["loss"].tolist() == [2.5, 2.0]
 
 
-def test_compilation_is_earned_after_the_steps_that_save_its_seconds():
-    assert table.of_rows(rows()).earned_after.value == pytest.approx(30 / 0.010)
+def test_rates_beside_the_sides_are_told_and_compilation_is_what_the_start_took_longer():
+    numbers = table.of_rows(rows().assign(matmul_tflops=[0.1] * 3 + [0.2] * 5))
+    assert numbers.rates == "0.10 and 0.20 TFLOP/s" and numbers.compile.value == pytest.approx(30)
 
 
 def test_a_beginner_that_was_stopped_makes_the_ratio_a_lower_bound():
