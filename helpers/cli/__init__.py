@@ -8,6 +8,7 @@ imported, and nothing that takes long before the command runs.
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -36,6 +37,8 @@ AGAIN_S = 0.5  # after which SIGTERM is raised anew where it was lost
 
 def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line when a profiler starts or stops
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names in a file may hold half of a character
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = ""
     try:
