@@ -93,7 +93,7 @@ def tar(folder):
 
 def read_as_tar(file):
     file.rename(file.with_name("00000.tar"))
-    list(FORMATS["webdataset"].open_(file.parent, index="build").stream())
+    list(FORMATS["webdataset"].open_(file.parent).stream())
 
 
 READERS = {  # the file's content as it should be, its reader, and what that raises

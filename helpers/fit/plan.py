@@ -12,6 +12,8 @@ counted. A compiler saves fewer activations: compiled setups need less.
 
 import contextlib
 import functools
+import gc
+import importlib
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -114,10 +116,13 @@ def fit(plan: Plan, memory_gib: float | None = None, forks: int = 0) -> dict[str
     with contextlib.ExitStack() as stack:
         ahead: dict[Plan, Future[Peak]] = {}
         if forks:
+            importlib.import_module("torch._dynamo")  # which torch would import in each of them
             if plan.theirs:
                 builder(plan.model)  # before the forks, which find its imports done
             pool = stack.enter_context(ProcessPoolExecutor(forks, get_context("fork")))
-            ahead = {other: pool.submit(peak, other) for other in (replace(plan, **c) for c in changes(plan, 0))}
+            gc.freeze()  # what is imported isn't looked through again
+            longest_first = [replace(plan, **change) for change in reversed(changes(plan, 0))]
+            ahead = {other: pool.submit(peak, other) for other in longest_first}
         needed, largest = peak(plan), largest_batch(plan, limit)  # after the forks, as it runs backward
         for change in changes(plan, largest):
             changed = replace(plan, **change)
