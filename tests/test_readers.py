@@ -128,7 +128,7 @@ def broken(text, draw):
 
 @pytest.mark.parametrize("name", READERS)
 @settings(
-    deadline=None, max_examples=40, derandomize=True, database=None,
+    deadline=None, max_examples=100, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(data=st.data())
@@ -136,8 +136,10 @@ def test_a_broken_file_is_read_or_refused_in_one_line(name, data, tmp_path_facto
     whole, reader, refusal = READERS[name]
     folder: Path = tmp_path_factory.mktemp(name)
     text = broken(whole(folder), data.draw)
+    names = {file.name for file in folder.iterdir()} | {"file"}
     (folder / "file").write_bytes(text.encode("latin-1" if name == "tar" else "utf-8", "replace"))
     try:
         reader(folder / "file")
     except refusal as error:
         assert "\n" not in str(error) and len(str(error)) < 1000
+        assert len([*folder.iterdir()]) == len(names)  # nothing is written

@@ -103,7 +103,7 @@ def read_case(folder: Path) -> Case:
         if case.evaluation and not re.compile(case.evaluation).groups:
             raise ValueError("evaluation has no group, which would be the number")
     except (TypeError, ValueError, SyntaxError, RecursionError, OverflowError, re.error) as error:
-        raise WrongCase(f"{folder / ABOUT}: {error}") from None
+        raise WrongCase(f"{folder / ABOUT}: {error!s:.300}") from None
     if case.same not in (BITWISE, SEEDS, BATCHES):
         raise WrongCase(f"{folder / ABOUT}: same = {case.same!r} is none of {BITWISE}, {SEEDS}, {BATCHES}")
     return case
