@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _unwritten(error)
     except KeyboardInterrupt as stopped:
+        exec("")  # forgets that a string of code was interrupted, after which Python would end as if by SIGINT
         return fail(STOPPED.get(command, "stopped"), 128 + (*stopped.args, signal.SIGINT)[0])
 
 
