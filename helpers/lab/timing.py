@@ -99,10 +99,7 @@ def phases(
 
 
 def each(items: Iterable[Any], fn: Callable[[Any], Any], where: torch.device | None = None) -> list[float]:
-    """Milliseconds of `fn(item)`, once for each item, for work that differs between items.
-
-    Producing the items is not timed. Warm up before. `where` is the device if it isn't `device()`.
-    """
+    """Milliseconds of `fn(item)` on `where`, by default `device()`, for items that differ. Their making isn't timed."""
     pairs = []
     for item in items:
         start = moment(where)

@@ -52,7 +52,7 @@ class Reader(Dataset):
         self.folder, self.verify = Path(folder).absolute(), verify
         try:
             self._open()
-        except (OSError, LookupError, ValueError, tarfile.TarError) as error:
+        except (OSError, LookupError, ValueError, TypeError, AttributeError, tarfile.TarError) as error:
             raise FormatError(f"{self.folder}: {error}") from error
 
     def in_order(self, piece: range) -> Iterator[Sample]:
