@@ -1,5 +1,6 @@
 """The command line as a user types it: what it prints, where, and how it exits."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -210,8 +211,10 @@ def test_sigterm_stops_as_ctrl_c_does_but_not_a_fork(monkeypatch, capsys):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_sigterm_that_a_destructor_loses_comes_again_and_what_is_put_in_order_is_left_alone(monkeypatch, capsys):
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_sigterm_in_a_destructor_or_that_a_script_catches_comes_again_and_what_is_put_in_order_is_left_alone(
+    monkeypatch, capsys
+):
     tidied = []
 
     class Loses:
@@ -222,6 +225,8 @@ def test_a_sigterm_that_a_destructor_loses_comes_again_and_what_is_put_in_order_
     def terminated(options):
         try:
             Loses()
+            with contextlib.suppress(KeyboardInterrupt):
+                time.sleep(1000)
             time.sleep(1000)
         finally:
             time.sleep(0.3)  # in which it comes several times
@@ -232,6 +237,19 @@ def test_a_sigterm_that_a_destructor_loses_comes_again_and_what_is_put_in_order_
     assert main(["doctor"]) == 143
     assert tidied == [True]
     assert capsys.readouterr().err == "dlspeed: stopped\n"
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_what_nobody_reads_ends_quietly_and_a_full_disk_is_one_line(buffered):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    environment |= {} if buffered else {"PYTHONUNBUFFERED": "1"}
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = {"args": [sys.executable, "-m", "helpers"], "cwd": ROOT, "env": environment}
+    with os.fdopen(writes, "wb") as unread, open("/dev/full", "wb") as full:
+        ends = [subprocess.run(**command, stdout=place, stderr=subprocess.PIPE) for place in (unread, full)]
+    assert [end.returncode for end in ends] == [128 + signal.SIGPIPE, 1]
+    assert [end.stderr for end in ends] == [b"", b"dlspeed: [Errno 28] No space left on device\n"]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -8,13 +8,17 @@ imported, and nothing that takes long before the command runs.
 import argparse
 import contextlib
 import importlib
+import io
 import os
+import select
 import signal
 import sys
 import threading
 import time
+import weakref
+from _thread import start_new_thread
 from collections.abc import Iterator, Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 
 from .shared import Parser, Wrong, fail
 
@@ -36,18 +40,25 @@ AGAIN_S = 0.5  # after which SIGTERM is raised anew where it was lost
 
 def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line when a profiler starts or stops
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names in a file may hold half of a character
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = ""
     try:
         options = parser(given[:1]).parse_args(given)
         if not (command := options.command):
             lines = [f"{name:<10}{_file(name).ABOUT}" for name in COMMANDS]
-            print(*lines, "dlspeed COMMAND --help tells more", sep="\n")
+            print(*lines, "dlspeed COMMAND --help tells more", sep="\n", flush=True)
             return 0
         # While notebooks run, signals are the report's to handle.
         with contextlib.nullcontext() if command == "report" else terminable():
-            return _run(options)
+            code = _run(options)
+            sys.stdout.flush()
+            return code
+    except OSError as error:
+        return _unwritten(error)
     except KeyboardInterrupt as stopped:
+        exec("")  # forgets that a string of code was interrupted, after which Python would end as if by SIGINT
         return fail(STOPPED.get(command, "stopped"), 128 + (*stopped.args, signal.SIGINT)[0])
 
 
@@ -80,30 +91,42 @@ def _run(options: argparse.Namespace) -> int:
 
         if isinstance(error, UnknownName):
             return fail(error, 2)
-        if isinstance(error, (DeviceError, RecordError, OSError)):
+        if isinstance(error, (DeviceError, RecordError)):
             return fail(error, 1)
         raise
+
+
+def _unwritten(error: OSError) -> int:
+    """The code of an error of the system. Where nobody reads what is printed, nothing is said, as by other commands."""
+    output = select.poll()
+    output.register(1, 0)  # tells errors only
+    unread = isinstance(error, BrokenPipeError) and output.poll(0)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())  # Python tries again when it ends
+    return 128 + signal.SIGPIPE if unread else fail(error, 1)
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
     """SIGTERM stops what runs as Ctrl-C does, which leaves no process and no temporary folder. A fork dies of it.
 
-    The KeyboardInterrupt's argument is the signal's number. It is raised again every half second until it gets here:
-    where a destructor runs, Python only prints what is raised, and a script may catch it. While it is on its way, and
-    what it passes is put in order, it is not.
+    The KeyboardInterrupt's argument is the signal's number. It is raised where that is safe, again every half second
+    until it gets here, as a script may catch it.
     """
-    owner, told = os.getpid(), threading.Event()
+    owner, asked = os.getpid(), False
 
-    def stop(_number: int, _frame: object) -> None:
+    def stop(_number: int, frame: FrameType | None) -> None:
+        nonlocal asked
         if os.getpid() != owner:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
-        elif not told.is_set():
-            told.set()
-            threading.Thread(target=insist, daemon=True).start()
-            raise KeyboardInterrupt(signal.SIGTERM)
-        elif not _on_its_way():
+        if not asked:
+            asked = True
+            start_new_thread(insist, ())  # takes no lock, unlike `threading`'s: what is interrupted may hold it
+        if not _on_its_way() and not _in_destructor(frame):
             raise KeyboardInterrupt(signal.SIGTERM)
 
     def insist() -> None:
@@ -124,3 +147,10 @@ def _on_its_way() -> bool:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
+
+
+def _in_destructor(frame: FrameType | None) -> bool:
+    """Whether a destructor or a callback of `weakref` runs: what they raise, Python prints and drops."""
+    while frame is not None and frame.f_code.co_name != "__del__" and frame.f_code.co_filename != weakref.__file__:
+        frame = frame.f_back
+    return frame is not None

@@ -9,6 +9,8 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
+from ..lab.arguments import has_form
+
 OP, ANNOTATION, PYTHON, RUNTIME = "op", "annotation", "python", "runtime"  # on the host
 KERNEL, COPY, FILL = "kernel", "copy", "fill"  # on the device
 ON_DEVICE = (KERNEL, COPY, FILL)
@@ -72,7 +74,7 @@ class Event:
     @property
     def shape(self) -> list[int]:
         """The shape of the first input, if it is a tensor."""
-        return next((dims for dims in self.dims[:1] if all(isinstance(d, int) for d in dims)), [])
+        return next((dims for dims in self.dims[:1] if has_form(dims, [int])), [])
 
     @property
     def sequence(self) -> int | None:
@@ -218,7 +220,7 @@ class Trace:
     def capability(self) -> tuple[int, int] | None:
         """NVIDIA's compute capability."""
         gpu = self._gpu
-        return (gpu["computeMajor"], gpu["computeMinor"]) if "computeMajor" in gpu else None
+        return (gpu["computeMajor"], gpu["computeMinor"]) if {"computeMajor", "computeMinor"} <= gpu.keys() else None
 
     @cached_property
     def makers(self) -> dict[int, Event]:

@@ -16,7 +16,6 @@ import contextlib
 import gzip
 import inspect
 import json
-import math
 import sys
 import tempfile
 import zlib
@@ -29,6 +28,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..lab import files
+from ..lab.arguments import LARGEST as LONGEST_US
+from ..lab.arguments import has_form
 from ..script.rates import speedups
 from ..script.stacks import CALLED_FROM, call_sites
 from . import trace as kinds
@@ -46,10 +47,16 @@ _CATEGORIES = {
 }
 _KINDS = {category: kind for kind, categories in _CATEGORIES.items() for category in categories}
 LARGEST = 2**30  # bytes, unpacked: reading takes about four times as much memory
-_ARGUMENTS = {  # that are read
-    "Sequence number", "Fwd thread id", "correlation", "bytes", "In msg nelems", "Call stack", CALLED_FROM,
-    "Collective name", "Input Dims", "Input type", "Concrete Inputs",
-}  # fmt: skip
+_ARGUMENTS = {  # that are read, and their forms
+    **dict.fromkeys(("Sequence number", "Fwd thread id", "correlation", "In msg nelems"), int),
+    **dict.fromkeys(("Call stack", CALLED_FROM, "Collective name"), str),
+    **{"bytes": int | str, "Input Dims": [list], "Input type": [str], "Concrete Inputs": list},
+}
+_ABOUT = {  # of the file's other contents
+    "deviceProperties": [{"computeMajor": int, "computeMinor": int}],
+    "distributedInfo": {"rank": int, "world_size": int},
+    **{"bf16_speedup": {str: float}, "settings": {str: str, "cores": int}},
+}
 
 
 def read_trace(source: "Trace | torch.profiler.profile | str | Path") -> Trace:
@@ -184,11 +191,13 @@ def load(path: str | Path) -> tuple[list[Event], dict[str, Any]]:
         raise ValueError(f"{path} is empty; a Chrome trace of torch.profiler (.json or .json.gz) is needed")
     try:
         about = json.loads(text, strict=False, object_hook=_decoded)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is no trace, or cut off or damaged: {error}") from None
     listed = about.pop("traceEvents", None) if isinstance(about, dict) else None
-    if not listed:
+    if not listed or not isinstance(listed, list):
         raise ValueError(f"{path} is no trace: no trace events (torch.profiler's export_chrome_trace writes them)")
+    if wrong := [name for name in _ABOUT if name in about and not has_form(about[name], _ABOUT[name])]:
+        raise ValueError(f"{path} is damaged: {wrong[0]} isn't what torch writes")
     return [event for event in listed if isinstance(event, Event)], about
 
 
@@ -213,9 +222,12 @@ def _decoded(raw: dict[str, Any]) -> Any:
     if kind is None or raw["ph"] != "X":
         return None
     begin, us, name = float(raw["ts"]), float(raw.get("dur", 0)), sys.intern(raw["name"])
-    if not math.isfinite(begin + us):
+    if not abs(begin) + abs(us) < LONGEST_US:
         raise ValueError(f"the time of {name} is no number")
     if kind == kinds.OP and name.startswith(kinds.TORCHS_OWN):  # as older versions of torch do
         kind = kinds.ANNOTATION
     args = {key: value for key, value in (raw.get("args") or {}).items() if key in _ARGUMENTS}
-    return Event(name, kind, begin, begin + us, (raw.get("pid"), raw.get("tid")), args)
+    if not all(has_form(value, _ARGUMENTS[key]) for key, value in args.items()):
+        raise ValueError(f"the arguments of {name} aren't what torch writes")
+    hash(track := (raw.get("pid"), raw.get("tid")))  # raises for what can't name a track
+    return Event(name, kind, begin, begin + us, track, args)

@@ -118,25 +118,30 @@ def builder(name: str) -> Callable[[int, int], Built]:
         config = read_config(Path(name))
         if "architectures" not in config and "model_type" not in config:
             raise ValueError(f"{name} names no model: it has neither architectures nor model_type")
-        cls = (config.get("architectures") or ["AutoModelForCausalLM"])[0]
+        named = config.get("architectures")
+        cls = named[0] if isinstance(named, list) and named else "AutoModelForCausalLM"
     try:
         import transformers
     except ImportError as error:
         raise ValueError(f"{name} needs transformers: pip install transformers") from error
-    kind = getattr(transformers, cls, None)
+    kind = getattr(transformers, cls, None) if isinstance(cls, str) else None
     if kind is None:
         raise ValueError(f"{cls!r} is no class of transformers {transformers.__version__}")
-    if cls.startswith("Auto"):
-        make, settings = kind.from_config, transformers.AutoConfig.for_model(**config)
-    else:
-        make, settings = kind, kind.config_class(**config)
-    return lambda batch, sequence: (model := make(settings), example(model, batch, sequence))
+
+    def make_of_transformers(batch: int, sequence: int) -> Built:
+        if cls.startswith("Auto"):
+            model = kind.from_config(transformers.AutoConfig.for_model(**config))
+        else:
+            model = kind(kind.config_class(**config))
+        return model, example(model, batch, sequence)
+
+    return make_of_transformers
 
 
 def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} can't be read as JSON: {error}") from error
     return config if isinstance(config, dict) else {}
 

@@ -49,7 +49,8 @@ def config_shape(path: Path) -> dict[str, Any]:
     if path.suffix != ".json":
         raise ValueError(f"time is predicted of a language model's config.json, not of {path}")
     config = read_config(path)
-    config = config.get("text_config", config)
+    inner = config.get("text_config")
+    config = inner if isinstance(inner, dict) else config
     shape = {name: next((config[key] for key in keys if config.get(key)), None) for name, keys in CONFIGURED.items()}
     if missing := [" or ".join(CONFIGURED[name]) for name in ("layers", "width", "vocab") if not shape[name]]:
         raise ValueError(f"{path} has no {missing[0]}: not the configuration of a language model")

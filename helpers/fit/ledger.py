@@ -131,6 +131,11 @@ class Ledger(TorchDispatchMode):
         setattr(ShardingPropagator, INFERS, self._infer)
         super().__exit__(*error)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's wrapper for what may be compiled takes a sixth of the time here."""
+        return False
+
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # two calls of three ask for it, and FakeTensorMode takes long to tell

@@ -41,6 +41,10 @@ class Meter(TorchDispatchMode):
         self.operators = 0  # that the host dispatches one by one
         self.kind = "eager"  # of a kernel that is neither product nor attention
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as the `Ledger` does
+
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = function(*args, **(kwargs or {}))
         self.operators += function._schema.name not in IGNORED

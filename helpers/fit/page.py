@@ -8,15 +8,13 @@ import itertools
 import json
 import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from ..lab.cards import cards
 from ..lab.memory import GIB
-from ..lab.process import end_with_parent
+from ..lab.process import without_ctrl_c, workers
 from .estimate import plan_run
 from .ledger import PARTS
 from .plan import MANY, Plan, peak
@@ -70,8 +68,10 @@ def table(grid: Grid, processes: int | None = None) -> list[dict[str, Any] | Non
     """Of each combination the GiB of each part at the peak, and what each card makes of it."""
     plans = list(grid.plans())
     processes = processes or os.cpu_count() or 1
-    with ProcessPoolExecutor(processes, get_context("spawn"), end_with_parent) as pool:
-        return list(pool.map(setting, plans, itertools.repeat(grid.card), chunksize=4))
+    with workers(processes, "spawn") as pool:
+        with without_ctrl_c():
+            settings = [pool.submit(setting, plan, grid.card) for plan in plans]
+        return [counted.result() for counted in settings]
 
 
 def setting(plan: Plan | None, names: tuple[str, ...]) -> dict[str, Any] | None:

@@ -12,9 +12,10 @@ counted. A compiler saves fewer activations: compiled setups need less.
 
 import contextlib
 import functools
-from concurrent.futures import Future, ProcessPoolExecutor
+import gc
+import importlib
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ..lab import cpu
 from ..lab.arguments import check_at_least, check_choice
 from ..lab.machine import device
 from ..lab.memory import GIB
+from ..lab.process import without_ctrl_c, workers
 from ..rush import Setup
 from .anybody import builder, count_model
 from .ledger import Peak
@@ -114,10 +116,14 @@ def fit(plan: Plan, memory_gib: float | None = None, forks: int = 0) -> dict[str
     with contextlib.ExitStack() as stack:
         ahead: dict[Plan, Future[Peak]] = {}
         if forks:
+            importlib.import_module("torch._dynamo")  # which torch would import in each of them
             if plan.theirs:
                 builder(plan.model)  # before the forks, which find its imports done
-            pool = stack.enter_context(ProcessPoolExecutor(forks, get_context("fork")))
-            ahead = {other: pool.submit(peak, other) for other in (replace(plan, **c) for c in changes(plan, 0))}
+            pool = stack.enter_context(workers(forks, "fork"))
+            gc.freeze()  # what is imported isn't looked through again
+            longest_first = [replace(plan, **change) for change in reversed(changes(plan, 0))]
+            with without_ctrl_c():
+                ahead = {other: pool.submit(peak, other) for other in longest_first}
         needed, largest = peak(plan), largest_batch(plan, limit)  # after the forks, as it runs backward
         for change in changes(plan, largest):
             changed = replace(plan, **change)

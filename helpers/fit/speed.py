@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from ..lab.arguments import LARGEST
 from ..lab.cards import LAUNCH_US, Card, card, cards
 
 DATA = Path(__file__).with_name("data")
@@ -137,10 +138,10 @@ def _missing(value: Any) -> bool:
 def _number(name: str, value: Any) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} is {value!r}; it must be a number above 0")
+    if not 0 < number < LARGEST:
+        raise ValueError(f"{name} is {value!r:.40}; it must be a number above 0 and below {LARGEST:.0e}")
     return number
 
 

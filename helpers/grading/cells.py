@@ -64,7 +64,7 @@ def read(path: Path) -> Handed:
     faults: list[str] = []
     try:
         sources = _sources(path.read_text(encoding="utf-8", errors="replace"), path.suffix == ".ipynb")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return Handed(cells, [f"no notebook: {error}"])
     for place, source in sources.items():
         try:

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 
 from ..lab import files, markdown
+from ..lab.arguments import has_form
 from ..lab.machine import device_class
 from .counting import CALLS, COUNTERS, LAUNCHES, MOVED, OPERATORS, PADDING, PEAK, STORED, Counts
 from .places import Chain, growth, inclusive, source
 
 FILE = "speed_guard.json"
 PARTS = LINES, NAMES = "lines", "operators by name"
+STEP = {LINES: {str: {str: float}}, NAMES: {str: float}, str: float}  # the form of a step's entry
 # What may be more: a share, and a number. A function may be split, which does no more.
 SHARES = {STORED: 0.01, PEAK: 0.01, MOVED: 0.01, CALLS: 0.5}
 LEAST = {CALLS: 50, PADDING: 0.05}
@@ -95,13 +97,15 @@ def read(file: Path) -> dict[str, Any]:
     """All that is written down; nothing where there is no file."""
     try:
         record = json.loads(Path(files.regular(file)).read_text(encoding="utf-8"))
-        if all(isinstance(step[part], dict) for steps in record.values() for step in steps.values() for part in PARTS):
+        if has_form(record, {str: {str: STEP}}) and all(
+            step.keys() >= {*PARTS} for steps in record.values() for step in steps.values()
+        ):
             return record
         error: object = "it isn't a record of steps"
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError, KeyError, TypeError) as fault:
-        error = repr(fault)
+    except (OSError, ValueError, RecursionError) as fault:
+        error = fault
     raise CannotGuard(f"{file} can't be read ({error}): restore it, or delete it to have it written anew")
 
 
@@ -166,7 +170,9 @@ def compare(
             most = sorted(filter(differ.get, differ), key=lambda name: -abs(differ[name]))[:NAMED]
             operators = ", ".join(f"{name} {differ[name]:+,.10g}" for name in most)
         if now > _most(counter, was, allow):
-            more.append(Difference(counter, change, operators, _lines(old, counts, counter, 1 - was / now)))
+            more.append(
+                Difference(counter, change, operators, _lines(old, counts, counter, (now - was) / max(now, 1e-9)))
+            )
         elif was > _most(counter, now, allow):
             less.append(Difference(counter, change, operators))
     return tuple(more), tuple(less)

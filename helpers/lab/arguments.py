@@ -1,7 +1,9 @@
-"""Classes of machines, and checks of arguments: a ValueError names the argument, its value and what is valid."""
+"""Classes of machines, checks of arguments, whose ValueError names the value and what is valid, and forms of JSON."""
 
 from collections.abc import Iterable
+from typing import Any
 
+LARGEST = 1e18  # of a file's numbers: larger ones overflow where they are multiplied
 CLASSES = ("cpu", "gpu", "big-gpu")  # of machines
 PRESETS = ("small", *CLASSES)  # `small` takes seconds on any machine, and is never a result
 
@@ -19,3 +21,17 @@ def check_choice(valid: Iterable[str], /, **chosen: str) -> None:
     for name, value in chosen.items():
         if value not in valid:
             raise ValueError(f"{name} is {value!r}; valid: {', '.join(map(repr, valid))}")
+
+
+def has_form(value: Any, form: Any) -> bool:
+    """Whether what JSON held is of a form: a type, [form of each], {str: form of each}, or {name: form} where named.
+
+    `float` is any finite number below `LARGEST`, `int` a whole one; None is anything.
+    """
+    if isinstance(form, list):
+        return isinstance(value, list) and all(has_form(item, form[0]) for item in value)
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(has_form(value[k], form.get(k, form.get(str))) for k in value)
+    if form in (float, int):
+        return isinstance(value, (int, form)) and abs(value) < LARGEST
+    return form is None or isinstance(value, form)

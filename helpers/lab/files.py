@@ -39,7 +39,8 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
 def write(path: Path | str, content: bytes | str) -> Path:
     """Write a file atomically; returns its path."""
     with replacing(path) as stream:
-        stream.write(content.encode() if isinstance(content, str) else content)
+        # A name from JSON may hold half of a character, which no UTF-8 does.
+        stream.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
     return Path(path)
 
 

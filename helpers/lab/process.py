@@ -4,10 +4,12 @@ What ran before in a process changes what is measured after it: memory that the 
 threads, compiled code. And glibc reads its allocator's settings once, when a process starts.
 """
 
+import contextlib
 import multiprocessing.connection
 import os
+import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -23,16 +25,35 @@ def in_fresh_process(
     is raised here; a process that is killed, as the kernel does when memory runs out, is a `MemoryError`. It ends with
     this process, and with an interrupt of this call.
     """
-    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent)
-    with mock.patch.dict(os.environ, environment or {}), pool:
+    with mock.patch.dict(os.environ, environment or {}), workers(1, "spawn") as pool:
         try:
-            return pool.submit(fn, *arguments, **options).result()
+            with without_ctrl_c():
+                answer = pool.submit(fn, *arguments, **options)
+            return answer.result()
         except BrokenProcessPool:
             raise MemoryError("the process was killed; it was out of memory, or crashed") from None
+
+
+@contextlib.contextmanager
+def workers(processes: int, method: str) -> Iterator[ProcessPoolExecutor]:
+    """A pool whose processes end with this one, and with an interrupt of the block."""
+    with ProcessPoolExecutor(processes, multiprocessing.get_context(method), end_with_parent) as pool:
+        try:
+            yield pool
         except KeyboardInterrupt:
             for process in pool._processes.values():  # the end of `with` waits for what they compute
                 process.kill()
             raise
+
+
+@contextlib.contextmanager
+def without_ctrl_c() -> Iterator[None]:
+    """Processes that start in this block aren't interrupted by Ctrl-C: it is this process's to end them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_with_parent() -> None:

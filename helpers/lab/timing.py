@@ -13,16 +13,18 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 
 from .arguments import check_at_least
 from .device_share import busy_ms, busy_phases, share
 from .estimate import LEAST_PAIRS, LUCK_HERE, Estimate, estimate
 from .machine import device
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Gains of medians below this are within what two measurements of the same differ by.
 NO_DIFFERENCE = 0.03
@@ -97,10 +99,7 @@ def phases(
 
 
 def each(items: Iterable[Any], fn: Callable[[Any], Any], where: torch.device | None = None) -> list[float]:
-    """Milliseconds of `fn(item)`, once for each item, for work that differs between items.
-
-    Producing the items is not timed. Warm up before. `where` is the device if it isn't `device()`.
-    """
+    """Milliseconds of `fn(item)` on `where`, by default `device()`, for items that differ. Their making isn't timed."""
     pairs = []
     for item in items:
         start = moment(where)
@@ -142,8 +141,10 @@ class Comparison:
         ratio = paired.row() if paired else {"ratio": self.ratio(variant, to)[0]}
         return self.timing(variant).row() | baseline | ratio
 
-    def table(self, to: str | None = None) -> pd.DataFrame:
+    def table(self, to: str | None = None) -> "pd.DataFrame":
         """One row a variant; the ratio is to `to` (the first variant if not given)."""
+        import pandas as pd  # not above: it takes 0.3 s
+
         to = to or next(iter(self.samples_ms))
         rows = []
         for variant in self.samples_ms:

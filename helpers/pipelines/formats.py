@@ -141,10 +141,13 @@ def _features(sample: Sample, kind: str) -> dict:
 
 
 def _sample(row: dict) -> Sample:
-    key, label = row["key"].decode(), int(row["label"][0])
-    if "image" in row:
-        return Sample(key, label, np.frombuffer(row["image"], np.uint8))
-    return Sample(key, label, row["tokens"].astype("<" + row["dtype"].decode()))
+    try:
+        key, label = row["key"].decode(), int(row["label"][0])
+        if "image" in row:
+            return Sample(key, label, np.frombuffer(row["image"], np.uint8))
+        return Sample(key, label, row["tokens"].astype("<" + row["dtype"].decode()))
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"its record is damaged: {error!r}") from error
 
 
 class Format(NamedTuple):

@@ -33,6 +33,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from ..lab import files
+from ..lab.arguments import has_form
 from .reader import KINDS, SUFFIXES, Reader, Sample, checked, pack
 
 ROW = np.dtype([("offset", "<i8"), ("size", "<i8"), ("label", "<i8"), ("crc32", "<u4"), ("key_bytes", "<u4")])
@@ -171,6 +172,8 @@ def _index_of(shard: Path) -> Table:
 
 def _entry(members: dict[str, tuple], suffix: str) -> tuple[int, int, int, int, bytes]:
     (offset, size, crc32, _), about = members[suffix], json.loads(members["json"][-1])
+    if not has_form(about, {"key": str, "label": int}):
+        raise ValueError("a sample's json isn't a key and a label")
     return offset, size, about["label"], crc32, about["key"].encode()
 
 

@@ -10,6 +10,7 @@ import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,7 @@ class Reader(Dataset):
         self.folder, self.verify = Path(folder).absolute(), verify
         try:
             self._open()
-        except (OSError, LookupError, ValueError, tarfile.TarError) as error:
+        except (OSError, LookupError, ValueError, TypeError, AttributeError, tarfile.TarError) as error:
             raise FormatError(f"{self.folder}: {error}") from error
 
     def in_order(self, piece: range) -> Iterator[Sample]:
@@ -134,6 +135,9 @@ def unpack(kind: str, raw: bytes | memoryview | np.ndarray) -> np.ndarray:
 @functools.lru_cache(maxsize=4096)  # numpy parses a header in 20 µs
 def _npy_header(raw: bytes) -> tuple[np.dtype, int]:
     stream = io.BytesIO(raw)
-    np.lib.format.read_magic(stream)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    try:
+        np.lib.format.read_magic(stream)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    except (SyntaxError, TokenError) as error:  # numpy reads what is no dictionary as Python
+        raise ValueError(f"its .npy header is damaged: {error}") from error
     return dtype, shape[0]

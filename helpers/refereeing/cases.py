@@ -15,8 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..lab.arguments import has_form
+
 SCRIPT, ABOUT, FIX = "script.py", "case.toml", "fix.patch"
 HIDDEN = (ABOUT, FIX, "__pycache__")
+FIELDS = {"arguments": [str], "seconds": float, "evaluation": str, "outputs": [str]}
 BITWISE, SEEDS, BATCHES = "bitwise", "within seeds", "other batches"
 # What an edited script may not name: the referee's own modules, its pipes, and other processes.
 OURS = re.compile(r"\bdlspeed\b|HELPERS_T|/proc/|_getframe|get_referrers|get_objects|\bdebugpy\b|settrace")
@@ -92,12 +95,15 @@ def read_case(folder: Path) -> Case:
             raise WrongCase(f"{folder} is no case: it has no {name}")
     try:
         about = tomllib.loads((folder / ABOUT).read_text())
+        if not has_form(about, FIELDS) or not about.get("seconds", 1) > 0:
+            raise ValueError("a field is of another type than a case's")
         about |= {name: tuple(about.get(name, ())) for name in ("arguments", "outputs")}
         case = Case(folder.resolve(), **about)
         compile(case.script, SCRIPT, "exec")
-        re.compile(case.evaluation)
-    except (TypeError, ValueError, SyntaxError, re.error) as error:
-        raise WrongCase(f"{folder / ABOUT}: {error}") from None
+        if case.evaluation and not re.compile(case.evaluation).groups:
+            raise ValueError("evaluation has no group, which would be the number")
+    except (TypeError, ValueError, SyntaxError, RecursionError, OverflowError, re.error) as error:
+        raise WrongCase(f"{folder / ABOUT}: {error!s:.300}") from None
     if case.same not in (BITWISE, SEEDS, BATCHES):
         raise WrongCase(f"{folder / ABOUT}: same = {case.same!r} is none of {BITWISE}, {SEEDS}, {BATCHES}")
     return case

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..lab import files
+from ..lab.arguments import has_form
 from ..lab.estimate import FASTER
 from ..trying import losses, try_edited
 from ..trying.search import CannotTry
@@ -151,7 +152,12 @@ def _unchanged(case: Case) -> Row:
 def judge_all(cases: Sequence[Case], submission: Path, seconds: float, tell: Tell) -> list[Row]:
     """The rows of a submission, each with its reference's. What is in SUBMISSION.referee.json isn't judged again."""
     path = Path(f"{submission.resolve()}.referee.json")
-    known: dict[str, Row] = json.loads(path.read_text()) if path.is_file() else {}
+    try:
+        known: dict[str, Row] = json.loads(path.read_text()) if path.is_file() else {}
+        if not has_form(known, {str: dict}):
+            raise ValueError("it holds no rows")
+    except ValueError as error:
+        raise WrongCase(f"{path} can't be read ({error}): delete it to have all judged anew") from None
 
     def once(case: Case, script: str) -> Row:
         key = f"{case.digest(script)} {seconds:g}"

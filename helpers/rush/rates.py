@@ -6,9 +6,8 @@ Recomputed activations don't count: MFU is about the model's operations, not the
 """
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 
 from ..lab import device
@@ -18,6 +17,9 @@ from ..lab.machine import device_name
 from ..models import Llama
 from ..models.llama import preset
 from .setup import AUTOCAST, Setup
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FLOAT8 = "float8_e4m3fn"
 
@@ -54,7 +56,7 @@ def product_type(precision: str) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def recorded_rates(ceilings: pd.DataFrame) -> dict[str, float]:
+def recorded_rates(ceilings: "pd.DataFrame") -> dict[str, float]:
     """TFLOP/s of products of each type, as recorded ceilings have them: the best of their sizes and libraries."""
     return ceilings.dropna(subset="tflops").groupby("dtype")["tflops"].max().to_dict()
 

@@ -1,12 +1,14 @@
 """What was seen of a script's loop while no profiler slowed it; a recording's folder holds it as JSON."""
 
 import json
+import zlib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..lab import files
 
+CHECKSUM = "crc32"  # of the rest
 COSTS, PLACES = "costs.json.gz", "places.json.gz"  # a recording's profiles: without stacks, and with them
 OBSERVED = "observed.json"  # beside them, where it is of one process
 
@@ -69,14 +71,20 @@ class Observation:
     others: float | None = None  # cores that other processes used
 
     def write(self, path: Path) -> None:
-        files.write(path, json.dumps(vars(self)))
+        files.write(path, json.dumps(vars(self) | {CHECKSUM: _checksum(vars(self))}))
 
 
 def read_observation(path: Path) -> Observation:
-    """A ValueError if the file is damaged."""
+    """A ValueError if the file is damaged, or changed."""
     try:
         held = json.loads(path.read_text())
+        if held.pop(CHECKSUM) != _checksum(held):
+            raise ValueError
         known = {each.name: held[each.name] for each in fields(Observation) if each.name in held}
         return Observation(**known | {"lines": [LineTime(*line) for line in known.get("lines", [])]})
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ValueError(f"{path.parent} holds a damaged observed*.json: delete it, or profile again") from None
+
+
+def _checksum(held: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(held).encode())

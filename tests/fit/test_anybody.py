@@ -73,3 +73,19 @@ def linear(batch):
 def test_a_model_that_cant_be_made_or_run_is_named_with_its_reason(name, reason):
     with pytest.raises(ValueError, match=reason):
         count_model(name, 2, 600)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"architectures": 7, "model_type": []}, "can't do a step"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "is no class of transformers"),
+        ({"num_key_value_heads": {"": 1}}, "can't do a step"),
+        ({"hidden_size": 10**400}, "can't do a step"),
+    ],
+)
+def test_a_configuration_that_is_damaged_is_refused_in_one_line(change, reason, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]} | change))
+    with pytest.raises(ValueError, match=reason) as error:
+        count_model(str(tmp_path / "config.json"), 1, 8)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500

@@ -31,8 +31,10 @@ def test_it_ends_with_the_process_that_started_it(number):
     waits = "import time; print('here', flush=True); time.sleep(1000)"
     heard = "import signal; signal.signal(2, signal.default_int_handler)"  # a shell's background ignores it
     program = f"{heard}; from helpers.lab import in_fresh_process; in_fresh_process(exec, {waits!r})"
-    starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    line = [sys.executable, "-c", program]
+    starter = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     assert starter.stdout.readline() == b"here\n"
-    starter.send_signal(number)
-    starter.communicate(timeout=500)  # ends when no process has the pipes any more
+    (os.killpg if number == signal.SIGINT else os.kill)(starter.pid, number)  # Ctrl-C is sent to all
+    _, errors = starter.communicate(timeout=500)  # ends when no process has the pipes any more
     assert starter.returncode == -number
+    assert errors.count(b"Traceback") == (number == signal.SIGINT)  # of the starter alone

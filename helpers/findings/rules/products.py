@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
+from ...lab.arguments import has_form
 from ...lab.cards import likely
 from ...script.rates import TFLOPS
 from ..account import COMPUTE, OPERATORS, is_collective, length
@@ -111,7 +112,7 @@ def product(op: Event) -> Product | None:
     if len(op.dims) <= max(operands):
         return None
     left, right = (op.dims[i] for i in operands)
-    if len(left) not in (2, 3) or len(left) != len(right) or not all(isinstance(d, int) for d in left + right):
+    if len(left) not in (2, 3) or len(left) != len(right) or not has_form(left + right, [int]):
         return None
     dtype = op.types[operands[0]] if len(op.types) > operands[0] else ""
     return Product(op, prod(left[:-2]), left[-2], left[-1], right[-1], dtype)
