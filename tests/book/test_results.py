@@ -51,6 +51,9 @@ def test_a_caption_names_the_machine_and_counts_runs_and_rows_of_an_older_method
     assert recorded(SORTING, CPU).origin == "Machine: CPU Test."
     record(CPU, "cpu", 3, run="2026-01-02T11:00:00+00:00", method=0)
     assert recorded(SORTING, CPU).origin == "Machine: CPU Test. 1 rows by an older method. Rows of 2 runs."
+    record(CPU, "cpu", 2, noisy="busy", run="2026-01-02T11:00:00+00:00")
+    record(CPU, "cpu", 3, noisy="busy", run="2026-01-02T11:00:00+00:00")
+    assert recorded(SORTING, CPU).origin == "Machine: CPU Test. †: 2 of 2 rows."
     record(CPU, "cpu", 2)  # an older row: its day and commit count
     record(CPU, "cpu", 3, commit="123")
     assert recorded(SORTING, CPU).runs == 2
