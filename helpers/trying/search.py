@@ -24,9 +24,10 @@ from ..lab.estimate import NEGLIGIBLE
 from ..lab.memory import GIB
 from ..lab.trials import ProgramError
 from ..lab.trials.programs import SILENCE_S
-from . import changes, losses
+from . import changes
 from .answer import COUNTED, LEAST, Result, Tried
 from .edits import diff
+from .same_training import compare, is_same
 from .sides import Seen, Side, Sides, Trial, read
 
 PROFILED, PROFILED_S = 0.4, (25.0, 90.0)  # of the seconds, and seconds at least and most, after which it is cut
@@ -251,9 +252,9 @@ def _row(search: Search, trial: Trial) -> Tried:
     if (took := trial.estimate) is None:
         return Tried(**row, verdict="undecided", reason=f"too few turns in {trial.seconds:.0f} s")
     row |= {"gain_share": 1 - took.ratio, "low": 1 - took.high, "high": 1 - took.low, "verdict": took.verdict}
-    judged = losses.compare(base.losses, seen.losses, search.twin.losses)
+    judged = compare(base.losses, seen.losses, search.twin.losses)
     judged = "another training" if row["kind"] == "probe" else judged
-    return Tried(**row, losses=judged, same=not judged.startswith(losses.DIFFERENT))
+    return Tried(**row, losses=judged, same=is_same(judged))
 
 
 def _combine(search: Search) -> None:
