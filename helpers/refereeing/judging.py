@@ -86,7 +86,7 @@ def broken_rules(case: Case, known: Runs, other: Audit) -> list[str]:
     exact = judged.startswith(EQUAL) and base.numbers == other.numbers
     for name in sorted(base.files | other.files):
         texts = [run.files.get(name, "") for run in (base, other, known.twin)]
-        broken += [] if same_text(*texts, exact) else [f"{name} differs"]
+        broken += [] if same_text(exact, *texts) else [f"{name} differs"]
     return broken
 
 

@@ -40,7 +40,7 @@ def is_same(verdict: str) -> bool:
     return not verdict.startswith(DIFFERENT)
 
 
-def same_text(base: str, other: str, seed: str, exact: bool) -> bool:
+def same_text(exact: bool, base: str, other: str, seed: str) -> bool:
     """Whether a file says the same: the same bytes where the training is exact, else equal words, and numbers in it."""
     if exact or base == other:
         return base == other
