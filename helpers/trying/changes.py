@@ -10,8 +10,10 @@ from ..lab import multiplies_half
 from ..lab.cpu import KEPT
 from ..script import hooks
 from . import probes
+from .attention import Attention
 from .change import OF_ALL, OF_OPERATORS, OF_OPTIMIZER, Change, Facts, Loader, OnModels, with_options
 from .edits import Call, Edit, Keywords, Lines
+from .replacements import NoGradients
 
 # The option that lets an optimizer step in few kernels
 FAST = dict.fromkeys(("Adam", "AdamW", "SGD", "Adagrad"), "fused")
@@ -247,14 +249,20 @@ class OneThread(Change):
 
     name = "one-thread"
     share = 0.05
-    environment: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
 
     def missing_because(self, facts: Facts) -> str:
         return "" if facts["threads"] > 1 else "there is one thread already"
+
+    def apply(self, facts: Facts) -> None:
+        torch.set_num_threads(1)
+
+    def edits(self, facts: Facts) -> list[Edit]:
+        return [Lines((facts["script"], 0), ("torch.set_num_threads(1)",))]
 
 
 KINDS: tuple[type[Change], ...] = (
     MatmulPrecision, OneOptimizerKernel, Workers, Pinned, SetToNone, Autocast, NoAutocast, InFp32,
     ChannelsLast, NoAnomalies, NotDeterministic, KeptPages, AllThreads, OneThread, CompileModel,
+    NoGradients, Attention,
 )  # fmt: skip
 ALL = {kind.name: kind() for kind in (*KINDS, *probes.PROBES)}
