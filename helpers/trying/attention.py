@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from .edits import span
-from .replacements import Replacement, functions
+from .replacements import Replacement, factors, functions
 
 F = re.compile(r"functional as F$", re.MULTILINE)
 FUNCTIONAL = ("F", "torch", "nn.functional", "torch.nn.functional")
@@ -17,7 +17,7 @@ INFINITE = re.compile(r"inf|-\d{4}|-1e")  # the score of what is masked
 class Attention(Replacement):
     """Attention in one function, which stores no scores."""
 
-    name, share = "attention", 0.3
+    name, share = "attention", 0.45
 
     def replaced(self, text: str) -> str:
         for function in functions(text):
@@ -44,7 +44,7 @@ def _attention(product: ast.AST, block: list[ast.stmt], used: list[int]) -> str:
                     node = value
         return node
 
-    weights, values = _factors(product)
+    weights, values = factors(product)
     node, dropout, mask, scale = meant(weights), "", "", ""
     match node:
         case ast.Call(layer, [inner], []) if "drop" in (name := ast.unparse(layer)):
@@ -70,21 +70,12 @@ def _attention(product: ast.AST, block: list[ast.stmt], used: list[int]) -> str:
             case _:
                 break
         node = meant(inner)
-    queries, keys = _factors(node)
+    queries, keys = factors(node)
     match keys:
         case ast.Call(ast.Attribute(inner, "transpose"), [*dims]) if {*map(ast.unparse, dims)} in LAST_TWO:
             three, mask = ", ".join(map(ast.unparse, (queries, inner, values))), f", attn_mask={mask}" if mask else ""
             return f"scaled_dot_product_attention({three}{mask}{dropout}, scale={scale or 1.0})"
     return ""
-
-
-def _factors(node: Any) -> tuple[Any, Any]:
-    match node:
-        case ast.BinOp(first, ast.MatMult(), second):
-            return first, second
-        case ast.Call(ast.Attribute(ast.Name("torch"), "matmul"), [first, second]):
-            return first, second
-    return None, None
 
 
 def _only_there(function: ast.AST, block: list[ast.stmt], product: ast.AST, used: list[int]) -> bool:

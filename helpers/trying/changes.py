@@ -13,7 +13,7 @@ from . import probes
 from .attention import Attention
 from .change import OF_ALL, OF_OPERATORS, OF_OPTIMIZER, Change, Facts, Loader, OnModels, with_options
 from .edits import Call, Edit, Keywords, Lines
-from .replacements import NoGradients
+from .replacements import Counts, Embedding, NoGradients, NoRecomputing, SparseGradients
 
 # The option that lets an optimizer step in few kernels
 FAST = dict.fromkeys(("Adam", "AdamW", "SGD", "Adagrad"), "fused")
@@ -263,6 +263,6 @@ class OneThread(Change):
 KINDS: tuple[type[Change], ...] = (
     MatmulPrecision, OneOptimizerKernel, Workers, Pinned, SetToNone, Autocast, NoAutocast, InFp32,
     ChannelsLast, NoAnomalies, NotDeterministic, KeptPages, AllThreads, OneThread, CompileModel,
-    NoGradients, Attention,
+    NoGradients, Attention, NoRecomputing, Embedding, Counts, SparseGradients,
 )  # fmt: skip
 ALL = {kind.name: kind() for kind in (*KINDS, *probes.PROBES)}

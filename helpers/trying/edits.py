@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 Site = tuple[str, int]  # a file and a line, or 0 for wherever in it
 
@@ -129,7 +130,8 @@ def _call(text: str, site: Site, callee: str) -> ast.Call:
     raise ValueError(f"{os.path.basename(site[0])}:{site[1]} has no call of {callee}")
 
 
-def span(text: str, node: ast.expr) -> tuple[int, int]:
+def span(text: str, node: Any) -> tuple[int, int]:
+    """Where a node of the source begins and ends."""
     return _offset(text, node.lineno, node.col_offset), _offset(text, node.end_lineno, node.end_col_offset)
 
 

@@ -12,13 +12,16 @@ from types import CodeType
 from typing import Any
 
 from ..script import hooks, running
-from .change import Change, Facts
-from .edits import Edit, Rewritten
+from .change import OF_ALL, Change, Facts
+from .edits import Edit, Rewritten, span
 
 TORCH = re.compile(r"^import torch$", re.MULTILINE)
 IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
 TRAINS = re.compile(r"\.(backward|step|zero_grad)\(|no_grad|inference_mode|set_grad_enabled")
 EVALUATES = re.compile(r"_?(eval|valid|test)")
+OF_CHECKPOINT = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
+FLAT_LIST = re.compile(r"(\.flatten\(\)|\.ravel\(\)|(view|reshape)\(-1\))\.tolist\(\)$")
+TAKE_SPARSE = ("SGD", "Adagrad", "SparseAdam")
 
 
 class Replacement(Change):
@@ -75,6 +78,119 @@ class NoGradients(Replacement):
             if (EVALUATES.match(each.name) or ".eval()" in code) and not TRAINS.search(code):
                 lines.insert(each.lineno - 1, f"{' ' * each.col_offset}@torch.no_grad()\n")
         return "".join(lines)
+
+
+class NoRecomputing(Replacement):
+    """Activations saved where blocks were checkpointed: faster by a forward, if there is memory."""
+
+    name, share = "no-recomputing", 0.35
+
+    def replaced(self, text: str) -> str:
+        def plain(node: ast.AST) -> str:
+            match node:
+                case ast.Call(function, [block, *arguments], options) if _is_called(function, "checkpoint"):
+                    options = [each for each in options if each.arg not in OF_CHECKPOINT]
+                    return ast.unparse(ast.Call(block, arguments, options))
+            return ""
+
+        return with_nodes(text, plain) if "torch.utils.checkpoint" in text else text
+
+
+class Embedding(Replacement):
+    """Rows of a table looked up, not multiplied by vectors of zeros and a one."""
+
+    name, share = "embedding", 0.45
+
+    def replaced(self, text: str) -> str:
+        def looked_up(node: ast.AST) -> str:
+            match factors(node):
+                case (ast.Call(ast.Attribute(ast.Call(function, [ids, *_]), "float")), table):
+                    if _is_called(function, "one_hot"):
+                        holder = ast.unparse(function).removesuffix("one_hot")
+                        return f"{holder}embedding({ast.unparse(ids)}, {ast.unparse(table)})"
+            return ""
+
+        return with_nodes(text, looked_up)
+
+
+class Counts(Replacement):
+    """Pairs of classes counted in a matrix all at once, not one by one."""
+
+    name, share, parts = "counts", 0.45, OF_ALL
+
+    def replaced(self, text: str) -> str:
+        def at_once(node: ast.AST) -> str:
+            match node:
+                case ast.For(
+                    ast.Tuple([ast.Name(first), ast.Name(second)]),
+                    ast.Call(ast.Name("zip"), [*values], []),
+                    [ast.AugAssign(ast.Subscript(matrix, ast.Tuple([*indices])), ast.Add(), ast.Constant(1))],
+                    [],
+                ) if len(values) == 2:
+                    numbers = dict(zip((first, second), values, strict=True))
+                    flat = [_flat(each, numbers) for each in indices]
+                    if all(flat):
+                        name = ast.unparse(matrix)
+                        one = f"torch.ones((), dtype={name}.dtype)"
+                        return f"{name}.index_put_(({', '.join(flat)}), {one}, accumulate=True)"
+            return ""
+
+        return with_nodes(text, at_once)
+
+
+def _flat(index: ast.expr, numbers: dict[str, ast.expr]) -> str:
+    """All values of an index of the loop, "" if they may be more than a number each."""
+    match index:
+        case ast.Call(ast.Attribute(ast.Name(name), "item"), []) | ast.Call(ast.Name("int"), [ast.Name(name)]):
+            return f"torch.as_tensor({ast.unparse(numbers[name])}).flatten()" if name in numbers else ""
+        case ast.Name(name) if name in numbers:
+            values, is_flat = FLAT_LIST.subn(r"\1", ast.unparse(numbers[name]))
+            return values if is_flat else ""
+    return ""
+
+
+class SparseGradients(Replacement):
+    """Gradients of embeddings hold the rows that were looked up, not all."""
+
+    name, share = "sparse-gradients", 0.05
+
+    def missing_because(self, facts: Facts) -> str:
+        others = {each["kind"] for each in facts["optimizers"].values()} - {*TAKE_SPARSE}
+        return f"{others.pop()} takes no sparse gradients" if others else super().missing_because(facts)
+
+    def replaced(self, text: str) -> str:
+        def sparse(node: ast.AST) -> str:
+            match node:
+                case ast.Call(function, arguments, options) if _is_called(function, "Embedding"):
+                    if "sparse" not in (each.arg for each in options):
+                        options = [*options, ast.keyword("sparse", ast.Constant(True))]
+                        return ast.unparse(ast.Call(function, arguments, options))
+            return ""
+
+        return with_nodes(text, sparse)
+
+
+def _is_called(function: ast.expr, name: str) -> bool:
+    return ast.unparse(function).split(".")[-1] == name
+
+
+def factors(product: Any) -> tuple[Any, Any]:
+    """Those of a product of matrices, or None."""
+    match product:
+        case ast.BinOp(first, ast.MatMult(), second):
+            return first, second
+        case ast.Call(ast.Attribute(ast.Name("torch"), "matmul"), [first, second]):
+            return first, second
+    return None, None
+
+
+def with_nodes(text: str, code: Callable[[ast.AST], str]) -> str:
+    """A source in which nodes are replaced by what `code` makes of each, "" where one stays."""
+    for node in ast.walk(ast.parse(text)):
+        if new := code(node):
+            start, end = span(text, node)
+            return with_nodes(text[:start] + new + text[end:], code)
+    return text
 
 
 def functions(text: str) -> list[ast.FunctionDef]:

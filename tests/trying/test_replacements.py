@@ -50,6 +50,38 @@ OTHERS = {
 }
 
 
+KNOWN = {  # what a source has, and what it becomes
+    ("no-recomputing", "plain"): (
+        "from torch.utils.checkpoint import checkpoint\n"
+        "y = checkpoint(torch.addcmul, x, x, x, value=2, use_reentrant=False)",
+        "torch.addcmul(x, x, x, value=2)",
+    ),
+    ("embedding", "operator"): ("y = F.one_hot(ids, 4).float() @ x", "F.embedding(ids, x)"),
+    ("embedding", "function"): (
+        "y = torch.matmul(nn.functional.one_hot(ids, 4).float(), x)",
+        "nn.functional.embedding(ids, x)",
+    ),
+    ("counts", "items"): (
+        "y = torch.zeros(4, 4)\nfor t, p in zip(ids, ids.flip(0)):\n    y[p.item(), int(t)] += 1",
+        "y.index_put_((torch.as_tensor(ids.flip(0)).flatten(), torch.as_tensor(ids).flatten())",
+    ),
+    ("counts", "lists"): (
+        "y = torch.zeros(4, 4)\nfor t, p in zip(ids.flatten().tolist(), ids.view(-1).tolist()):\n    y[t, p] += 1",
+        "y.index_put_((ids.flatten(), ids.view(-1))",
+    ),
+    ("sparse-gradients", "module"): (
+        "layer = nn.Embedding(4, 3, padding_idx=0, _weight=x)\ny = layer(ids)",
+        "nn.Embedding(4, 3, padding_idx=0, _weight=x, sparse=True)",
+    ),
+}
+UNKNOWN = {
+    "no-recomputing": "y = checkpoint(model, 'last.pt')",
+    "embedding": "y = F.one_hot(ids, 4).float() * x",
+    "counts": "for t, p in zip(ids, x):\n    y[t, p] += 1",
+    "sparse-gradients": "layer = nn.Embedding(4, 3, sparse=False)",
+}
+
+
 def edited(text: str, kind: str) -> str:
     return changes.ALL[kind].replaced(text)
 
@@ -71,6 +103,27 @@ def test_an_attention_that_is_spelled_out_is_one_call_with_the_same_values(style
 def test_what_is_another_function_stays(body):
     text = f"{HEAD}def attend(q, k, v):\n    {body}\n"
     assert edited(text, "attention") == text
+
+
+@pytest.mark.parametrize(("kind", "style"), KNOWN)
+def test_a_known_replacement_has_the_same_values(kind, style):
+    old, part = KNOWN[kind, style]
+    new = edited(HEAD + old, kind)
+    assert part in new
+    values = [{"x": torch.arange(12.0).view(4, 3), "ids": torch.tensor([2, 0, 1, 3, 2, 2])} for _ in (old, new)]
+    for text, names in zip((HEAD + old, new), values, strict=True):
+        exec(text, names)
+    assert torch.equal(values[0]["y"], values[1]["y"])
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_what_only_looks_like_it_stays(kind):
+    assert edited(HEAD + UNKNOWN[kind], kind) == HEAD + UNKNOWN[kind]
+
+
+def test_an_optimizer_that_takes_no_sparse_gradients_is_named():
+    facts = {"optimizers": {"a": {"kind": "SGD"}, "b": {"kind": "AdamW"}}}
+    assert changes.ALL["sparse-gradients"].missing_because(facts) == "AdamW takes no sparse gradients"
 
 
 def test_a_function_that_evaluates_keeps_no_graph_and_one_that_trains_does():
