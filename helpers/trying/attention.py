@@ -17,7 +17,7 @@ INFINITE = re.compile(r"inf|-\d{4}|-1e")  # the score of what is masked
 class Attention(Replacement):
     """Attention in one function, which stores no scores."""
 
-    name, share = "attention", 0.45
+    name, share = "attention", 0.6
 
     def replaced(self, text: str) -> str:
         for function in functions(text):

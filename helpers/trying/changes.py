@@ -225,7 +225,7 @@ class NoAnomalies(SwitchedOff):
 class NotDeterministic(SwitchedOff):
     """Algorithms that may add in another order."""
 
-    name = "not-deterministic"
+    name, share = "not-deterministic", 0.4
     switch = hooks.DETERMINISM
     calls: Mapping[str, str] = {"use_deterministic_algorithms": "{}(False)"}
 

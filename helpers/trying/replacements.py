@@ -99,7 +99,7 @@ class NoRecomputing(Replacement):
 class Embedding(Replacement):
     """Rows of a table looked up, not multiplied by vectors of zeros and a one."""
 
-    name, share = "embedding", 0.45
+    name, share = "embedding", 0.6
 
     def replaced(self, text: str) -> str:
         def looked_up(node: ast.AST) -> str:
@@ -116,7 +116,7 @@ class Embedding(Replacement):
 class Counts(Replacement):
     """Pairs of classes counted in a matrix all at once, not one by one."""
 
-    name, share, parts = "counts", 0.45, OF_ALL
+    name, share, parts = "counts", 0.6, OF_ALL
 
     def replaced(self, text: str) -> str:
         def at_once(node: ast.AST) -> str:
