@@ -23,7 +23,7 @@ FAST |= dict.fromkeys(("RMSprop", "Adadelta", "NAdam", "RAdam", "Adamax", "ASGD"
 class MatmulPrecision(Change):
     """Matrix products in the precision “medium” (on a GPU “high”: TF32)."""
 
-    name, group, share = "matmul-precision", "precision", 0.3
+    name, group, share = "matmul-precision", "precision", 0.15
 
     def missing_because(self, facts: Facts) -> str:
         return "" if facts["precision"] == "highest" else f"the precision is {facts['precision']} already"
@@ -42,7 +42,7 @@ def _precision(facts: Facts) -> str:
 class OneOptimizerKernel(Change):
     """The optimizer's step in one kernel (fused, or foreach where there is none)."""
 
-    name, share = "optimizer", 0.5
+    name, share = "optimizer", 0.25
     parts = OF_OPTIMIZER
 
     def missing_because(self, facts: Facts) -> str:
@@ -107,7 +107,7 @@ class SetToNone(Change):
 class Autocast(OnModels):
     """The model's forward under autocast in bf16."""
 
-    name, group, share = "autocast-bf16", "precision", 0.25
+    name, group, share = "autocast-bf16", "precision", 0.12
 
     def missing_because(self, facts: Facts) -> str:
         if "autocast" in facts["calls"]:
@@ -173,7 +173,7 @@ class CompileModel(OnModels):
 class ChannelsLast(OnModels):
     """The weights of convolutions with the channels last."""
 
-    name, share = "channels-last", 0.2
+    name, share = "channels-last", 0.1
 
     def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
         return (f"{model['name']}.to(memory_format=torch.channels_last)",) if model["convolutions"] else ()

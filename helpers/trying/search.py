@@ -32,7 +32,6 @@ PROFILED, PROFILED_S = 0.4, (25.0, 90.0)  # of the seconds, and seconds at least
 OBSERVED, OBSERVED_S = 1 / 16, 10.0  # the same for the length of a turn and for the losses of another seed
 LEAST_STEPS = 60  # of the script with another seed
 A_START = 0.5  # of the seconds that are left, for a start that isn't precise before
-UNNAMED = 0.5  # of what a change promises that some finding asks for, and none of this profile does
 OUTSIDE = {"evaluation", "checkpoints", "drawing"}  # findings outside of the profile's account
 
 
@@ -186,8 +185,6 @@ def _promise(search: Search, name: str, applying: Sequence[str]) -> tuple[float,
     inside = max(1 - sum(finding.gain_share for finding in findings if finding.finding in OUTSIDE), 0.0)
     most = inside * sum(search.parts.get(part, 0.0) for part in change.parts) if search.parts else 1.0
     promise = change.share * most / change.patience
-    if search.parts and any(name in entry.tried for entry in entries().values()):
-        promise *= UNNAMED  # until a finding names it, below
     at_line = {each.where: max(f.gain_share for f in findings if f.where == each.where) for each in findings}
     for finding in findings:
         if name in (tried := entries()[finding.finding].tried):
