@@ -115,8 +115,8 @@ def try_edited(
         _observe(search, judged)
         command = [str(edited), *map(str, edited_arguments)]
         trial = Trial(Side(search.command), Side(command, python=python), narrow=True)
-        while trial.open and (not trial.starts or search.left > search.least_s):
-            trial.start(search, max(A_START * search.left, search.least_s))
+        while trial.open and (not trial.starts or search.left > trial.least_s(search)):
+            trial.start(search, max(A_START * search.left, trial.least_s(search)))
         search.result.tried = [_row(search, trial)]
         ours, theirs = (seen.facts.get("environment", {}) for seen in trial.seen or (Seen(), Seen()))
         both = {name: [ours.get(name, "—"), theirs.get(name, "—")] for name in ours | theirs}
@@ -204,7 +204,7 @@ def _try_all(search: Search, only: Sequence[str]) -> None:
     applying = [name for name, reason in reasons.items() if not reason]
     trials = [search.trial([name], *_promise(search, name, applying)) for name in applying]
     while trial := _next(search, trials):
-        trial.start(search, max(A_START * search.left, search.least_s))
+        trial.start(search, max(A_START * search.left, trial.least_s(search)))
         result.tried = [_row(search, each) for each in trials if each.seconds]
         search.tell(str(_row(search, trial)))
     for trial in trials:
@@ -220,7 +220,7 @@ def _next(search: Search, trials: Sequence[Trial]) -> Trial | None:
     """The trial that could still bring most; None when the seconds are spent or nothing is open."""
     for_total = search.least_s if len(search.result.of("helped")) > 1 else 0.0
     left = search.left - for_total if any(trial.seconds for trial in trials) else math.inf  # one is tried in any case
-    fitting = [trial for trial in trials if trial.open and trial.patience * search.least_s <= left]
+    fitting = [trial for trial in trials if trial.open and trial.least_s(search) <= left]
     worth = [trial for trial in fitting if trial.seconds or trial.most >= LEAST]
     return max(worth, key=lambda trial: trial.hope, default=None)
 

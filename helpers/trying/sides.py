@@ -177,6 +177,12 @@ class Trial:
         decided = known and (known.enough if self.narrow else verdict_class(known.verdict) != UNDECIDED)
         return not (self.error or len(self.starts) > MOST_LOOKS or decided)
 
+    def least_s(self, sides: Sides) -> float:
+        """The seconds of another start at least: with less than half of the pairs it would blur what others told."""
+        if not self.starts:
+            return self.patience * sides.least_s
+        return max((sides.start_s + self.seconds / len(self.starts)) / 2, sides.least_s)
+
     def start(self, sides: Sides, seconds: float) -> None:
         """Start both and let them take turns for so long, the start included."""
         began = time.monotonic()

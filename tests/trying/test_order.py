@@ -6,6 +6,7 @@ import pytest
 
 from helpers.trying import search
 from helpers.trying.answer import Result
+from helpers.trying.sides import Side, Trial
 
 PARTS = {"operators": 0.8, "optimizer": 0.1, "Python": 0.1}
 APPLYING = ("matmul-precision", "not-deterministic", "attention", "optimizer", "compile", "same-batch", "allocator")
@@ -41,3 +42,11 @@ def test_what_the_script_itself_switches_on_goes_before_what_no_finding_asks_for
 
 def test_without_a_profile_what_the_source_shows_goes_before_what_any_script_could_have():
     assert order({})[0] == "attention"
+
+
+@pytest.mark.parametrize(("left", "goes_on"), [(11.0, True), (9.0, False)])
+def test_a_trial_goes_on_if_another_start_can_hold_half_as_many_pairs_else_the_next_change_is_tried(left, goes_on):
+    known = Trial(Side(["train.py"]), Side(["train.py"], ["attention"]), starts=[[-0.3, 0.1, -0.2, 0.2]], seconds=16.0)
+    new = Trial(Side(["train.py"]), Side(["train.py"], ["optimizer"]), promise=0.1)
+    one = SimpleNamespace(result=Result("train.py"), left=left, start_s=4.0, least_s=6.0)
+    assert search._next(one, [known, new]) is (known if goes_on else new)
