@@ -57,7 +57,7 @@ class Audit:
     losses: list[float | None] = field(default_factory=list)
     moved: list[float] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)  # of the evaluation, as printed
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # a character for each byte
     broke: list[str] = field(default_factory=list)
     seconds: float = 0.0
     error: str = ""
@@ -109,7 +109,7 @@ def audit(case: Case, script: Path, seed: int = 0) -> Audit:
         root = os.path.realpath(folder)
         home = Path(root + str(script.parent.resolve()))
         paths = [path for pattern in case.outputs for path in home.glob(pattern)]
-        result.files = {str(path.relative_to(home)): contents(path.parent)[path.name] for path in paths}
+        result.files = {str(path.relative_to(home)): path.read_bytes().decode("latin-1") for path in paths}
         copied = [name for name in before if (home / name).resolve().is_relative_to(root)]  # and written to
     result.broke += ["files of the case changed"] if copied or contents(script.parent) != before else []
     return result

@@ -35,10 +35,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """`same` counts as the same training: each step's loss (`BITWISE`, `SEEDS`) or the course of all (`BATCHES`).
+    """`same` says what its fix is: exact (`BITWISE`), within seeds in each step's loss, or in the course (`BATCHES`).
 
-    `evaluation` is a regular expression whose group is a number that the script prints, `outputs` are patterns of files
-    that it writes, whose bytes may not change. A whole run may take `seconds`.
+    By the last a submission is judged, too. `evaluation` is a regular expression whose group is a number that the
+    script prints, `outputs` are patterns of files that it writes. A whole run may take `seconds`.
     """
 
     folder: Path
@@ -119,8 +119,7 @@ def read_cases(folder: Path) -> list[Case]:
 def submitted(case: Case, submission: Path, workspace: Callable[[], Path]) -> str:
     """The edited script of a submission: NAME.py, NAME/script.py or NAME.patch; the case's own where it has none."""
     found = [submission / f"{case.name}.py", submission / case.name / SCRIPT, submission / f"{case.name}.patch"]
-    # `try --write` writes an empty patch where nothing helped
-    found = [path for path in found if path.is_file() and (path.suffix != ".patch" or path.read_text().strip())]
+    found = [path for path in found if path.is_file() and (path.suffix != ".patch" or _edits(path.read_text()))]
     if not found:
         return case.script
     script = case.patched(found[0], workspace()) if found[0].suffix == ".patch" else found[0].read_text()
@@ -132,3 +131,8 @@ def submitted(case: Case, submission: Path, workspace: Callable[[], Path]) -> st
     except (SyntaxError, ValueError) as error:
         raise Refused(f"the script is no Python: {error}") from None
     return script
+
+
+def _edits(patch: str) -> bool:
+    """Whether a patch has more than comments: `try` writes none where nothing helped, or variables of the shell."""
+    return any(line and not line.startswith("#") for line in patch.splitlines())

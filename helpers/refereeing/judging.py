@@ -1,8 +1,9 @@
 """A submission's case judged: whole runs of it and of the original observed, then both timed in turns at the same step.
 
 An edited script does as many steps with as many parameters as the original, and gives its modules no less than the
-original or the reference does, whichever is less. Of a case that takes S seconds for a run, the first submission costs
-four runs, two trials and their starts; the next ones a run and a trial.
+original or the reference does, whichever is less. Losses and evaluations are held to the notion of `try`; what is exact
+in both has to write the same bytes, too. Of a case that takes S seconds for a run, the first submission costs four
+runs, two trials and their starts; the next ones a run and a trial.
 """
 
 import contextlib
@@ -18,14 +19,14 @@ from typing import Any
 from ..lab import files
 from ..lab.arguments import has_form
 from ..lab.estimate import FASTER
-from ..trying import losses, try_edited
+from ..trying import try_edited
+from ..trying.same_training import ALLOWED, EQUAL, compare, course, is_same, same_text
 from ..trying.search import CannotTry
 from .audit import Audit, audit
 from .cases import BATCHES, BITWISE, FIX, Case, Refused, WrongCase, submitted
 
 Row = dict[str, Any]
 Tell = Callable[[str], None]
-BLOCKS = 10  # of a whole run, whose mean losses are compared where batches may be others
 LEAST_ELEMENTS = 0.95  # of the original's or the reference's: lengths differ with the seed
 MOVED = 0.1  # parameters may have moved farther or less far than the original's by this share
 LONGER, LONGER_S = 1.3, 2.0  # a whole run may take so much longer, as a compilation does
@@ -33,7 +34,7 @@ LONGER, LONGER_S = 1.3, 2.0  # a whole run may take so much longer, as a compila
 
 @dataclass(frozen=True)
 class Runs:
-    """The original, the same with another seed where that tells what is allowed, and the reference."""
+    """The original, the same with another seed, and the reference."""
 
     base: Audit
     twin: Audit
@@ -55,7 +56,7 @@ def runs(case: Case) -> Runs:
     with workspace() as new:
         fixed = case.patched(case.folder / FIX, new())
         base = audit(case, case.prepare(case.script, new()))
-        twin = Audit() if case.same == BITWISE else audit(case, case.prepare(case.script, new()), seed=1)
+        twin = audit(case, case.prepare(case.script, new()), seed=1)
         return Runs(base, twin, audit(case, case.prepare(fixed, new())), fixed)
 
 
@@ -72,33 +73,22 @@ def broken_rules(case: Case, known: Runs, other: Audit) -> list[str]:
         least = min(getattr(base, name), getattr(reference, name))
         if getattr(other, name) < part * least:
             broken.append(f"{getattr(other, name):,} {name.replace('_', ' ')} in place of {least:,}")
-    judged = losses.compare(*(_course(case, run.losses) for run in (base, other, known.twin)))
-    broken += [] if _allowed(case, judged) else [f"losses {judged}"]
+    each_step = [run.losses for run in (base, other, known.twin)]
+    judged = compare(*(map(course, each_step) if case.same == BATCHES else each_step))
+    broken += [] if is_same(judged) else [f"losses {judged}"]
     apart, of_seeds = (_apart(base.moved, run.moved) for run in (other, known.twin))
-    if apart > max(MOVED, losses.ALLOWED * of_seeds if known.twin.moved else 0):
+    if apart > max(MOVED, ALLOWED * of_seeds if known.twin.moved else 0):
         broken.append(f"the parameters move by {_percent(apart)} more or less")
+    evaluation = compare(base.numbers, other.numbers, known.twin.numbers)
     if len(other.numbers) != len(base.numbers):
         broken.append(f"{len(other.numbers)} evaluations in place of {len(base.numbers)}")
-    elif base.numbers and not _allowed(
-        case, verdict := losses.compare(base.numbers, other.numbers, known.twin.numbers)
-    ):
-        broken.append(f"evaluation {verdict}")
-    changed = [name for name in base.files | other.files if base.files.get(name) != other.files.get(name)]
-    return broken + [f"{name} differs" for name in sorted(changed)]
-
-
-def _allowed(case: Case, verdict: str) -> bool:
-    same = [losses.EQUAL] if case.same == BITWISE else [losses.EQUAL, losses.WITHIN]
-    return verdict.startswith(tuple(same))
-
-
-def _course(case: Case, values: Sequence[float | None]) -> Sequence[float | None]:
-    """The losses of each step, or their means over a tenth of the run each where batches may be others."""
-    if case.same != BATCHES or len(values) < BLOCKS:
-        return values
-    size = len(values) // BLOCKS
-    blocks = [[x for x in values[start : start + size] if x is not None] for start in range(0, len(values), size)]
-    return [sum(block) / len(block) if block else None for block in blocks]
+    elif not is_same(evaluation):
+        broken.append(f"evaluation {evaluation}")
+    exact = judged.startswith(EQUAL) and base.numbers == other.numbers
+    for name in sorted(base.files | other.files):
+        texts = [run.files.get(name, "") for run in (base, other, known.twin)]
+        broken += [] if same_text(exact, *texts) else [f"{name} differs"]
+    return broken
 
 
 def _apart(base: Sequence[float], other: Sequence[float]) -> float:
@@ -137,7 +127,7 @@ def judge(case: Case, script: str, seconds: float) -> Row:
     low, speedup, high = (1 / (1 - share) for share in (tried.low, tried.gain_share, tried.high))
     row |= {"speedup": speedup, "low": low, "high": high, "losses": tried.losses, "verdict": tried.verdict}
     row["peak_gib"] = [result.peak_gib, tried.peak_gib]
-    if case.same != BATCHES and not _allowed(case, tried.losses):
+    if case.same != BATCHES and not tried.same:
         row["broken"] = [f"losses of the trial {tried.losses}"]
     if other.seconds > LONGER * known.base.seconds + LONGER_S:
         row["note"] = "a whole run takes longer"
@@ -193,5 +183,7 @@ def check(case: Case, seconds: float, tell: Tell) -> list[str]:
     tell(f"    {known.base.steps} steps of {known.base.rows:,} rows, a run takes {known.base.seconds:.1f} s")
     broken = row["broken"] + ([] if row["verdict"] == FASTER else [f"not faster: {row['verdict']}"])
     broken += [f"the original itself: {rule}" for rule in known.base.broke]
+    if case.same == BITWISE and not row["losses"].startswith(EQUAL):
+        broken.append(f"not exact: losses {row['losses']}")
     broken += [row["note"]] if row["note"] else []
     return [f"{case.name}: {'; '.join(broken)}"] if broken else []

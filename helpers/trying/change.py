@@ -24,7 +24,8 @@ OF_ALL = (*OF_OPERATORS, *OF_OPTIMIZER, "loader", "copies", "Python")
 class Change:
     """`group`: changes of which one excludes another. `patience`: how much longer than others it may take to start.
 
-    `share`: of the `parts` of a step by its profile's account, what it could take away, for the order alone.
+    `share`: of the `parts` of a step by its profile's account, what it could take away, for the order alone. It is
+    small where almost any script could have the change, until a finding asks for it.
     """
 
     kind = "change"

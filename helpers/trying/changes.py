@@ -10,8 +10,10 @@ from ..lab import multiplies_half
 from ..lab.cpu import KEPT
 from ..script import hooks
 from . import probes
+from .attention import Attention
 from .change import OF_ALL, OF_OPERATORS, OF_OPTIMIZER, Change, Facts, Loader, OnModels, with_options
 from .edits import Call, Edit, Keywords, Lines
+from .replacements import Counts, Embedding, NoGradients, NoRecomputing, SparseGradients
 
 # The option that lets an optimizer step in few kernels
 FAST = dict.fromkeys(("Adam", "AdamW", "SGD", "Adagrad"), "fused")
@@ -21,7 +23,7 @@ FAST |= dict.fromkeys(("RMSprop", "Adadelta", "NAdam", "RAdam", "Adamax", "ASGD"
 class MatmulPrecision(Change):
     """Matrix products in the precision “medium” (on a GPU “high”: TF32)."""
 
-    name, group, share = "matmul-precision", "precision", 0.3
+    name, group, share = "matmul-precision", "precision", 0.15
 
     def missing_because(self, facts: Facts) -> str:
         return "" if facts["precision"] == "highest" else f"the precision is {facts['precision']} already"
@@ -40,7 +42,7 @@ def _precision(facts: Facts) -> str:
 class OneOptimizerKernel(Change):
     """The optimizer's step in one kernel (fused, or foreach where there is none)."""
 
-    name, share = "optimizer", 0.5
+    name, share = "optimizer", 0.25
     parts = OF_OPTIMIZER
 
     def missing_because(self, facts: Facts) -> str:
@@ -105,7 +107,7 @@ class SetToNone(Change):
 class Autocast(OnModels):
     """The model's forward under autocast in bf16."""
 
-    name, group, share = "autocast-bf16", "precision", 0.25
+    name, group, share = "autocast-bf16", "precision", 0.12
 
     def missing_because(self, facts: Facts) -> str:
         if "autocast" in facts["calls"]:
@@ -171,7 +173,7 @@ class CompileModel(OnModels):
 class ChannelsLast(OnModels):
     """The weights of convolutions with the channels last."""
 
-    name, share = "channels-last", 0.2
+    name, share = "channels-last", 0.1
 
     def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
         return (f"{model['name']}.to(memory_format=torch.channels_last)",) if model["convolutions"] else ()
@@ -223,7 +225,7 @@ class NoAnomalies(SwitchedOff):
 class NotDeterministic(SwitchedOff):
     """Algorithms that may add in another order."""
 
-    name = "not-deterministic"
+    name, share = "not-deterministic", 0.4
     switch = hooks.DETERMINISM
     calls: Mapping[str, str] = {"use_deterministic_algorithms": "{}(False)"}
 
@@ -247,14 +249,20 @@ class OneThread(Change):
 
     name = "one-thread"
     share = 0.05
-    environment: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
 
     def missing_because(self, facts: Facts) -> str:
         return "" if facts["threads"] > 1 else "there is one thread already"
+
+    def apply(self, facts: Facts) -> None:
+        torch.set_num_threads(1)
+
+    def edits(self, facts: Facts) -> list[Edit]:
+        return [Lines((facts["script"], 0), ("torch.set_num_threads(1)",))]
 
 
 KINDS: tuple[type[Change], ...] = (
     MatmulPrecision, OneOptimizerKernel, Workers, Pinned, SetToNone, Autocast, NoAutocast, InFp32,
     ChannelsLast, NoAnomalies, NotDeterministic, KeptPages, AllThreads, OneThread, CompileModel,
+    NoGradients, Attention, NoRecomputing, Embedding, Counts, SparseGradients,
 )  # fmt: skip
 ALL = {kind.name: kind() for kind in (*KINDS, *probes.PROBES)}

@@ -1,4 +1,4 @@
-"""Edits of the user's source: keywords of a call, lines before a statement or at the top, variables of the shell.
+"""Edits of the user's source: keywords, calls, lines before a statement or at the top, variables of the shell.
 
 They are made on the text, at positions that Python's parser gives, so that comments and layout stay.
 """
@@ -6,9 +6,10 @@ They are made on the text, at positions that Python's parser gives, so that comm
 import ast
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 Site = tuple[str, int]  # a file and a line, or 0 for wherever in it
 
@@ -24,9 +25,9 @@ class Keywords:
     def changed(self, text: str) -> str:
         call = _call(text, self.site, self.callee)
         given = {keyword.arg: keyword.value for keyword in call.keywords}
-        places = [(*_span(text, given[name]), value) for name, value in self.values.items() if name in given]
+        places = [(*span(text, given[name]), value) for name, value in self.values.items() if name in given]
         if new := ", ".join(f"{name}={value}" for name, value in self.values.items() if name not in given):
-            last = _span(text, call)[1] - 1
+            last = span(text, call)[1] - 1
             comma = "" if text[:last].rstrip().endswith(("(", ",")) else ", "
             places.append((last, last, comma + new))
         for start, end, value in sorted(places, reverse=True):
@@ -44,8 +45,8 @@ class Call:
 
     def changed(self, text: str) -> str:
         call = _call(text, self.site, self.callee)
-        start, end = _span(text, call)
-        return text[:start] + self.code.format(text[slice(*_span(text, call.func))]) + text[end:]
+        start, end = span(text, call)
+        return text[:start] + self.code.format(text[slice(*span(text, call.func))]) + text[end:]
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,27 @@ class Lines:
 
 
 @dataclass(frozen=True)
+class Rewritten:
+    """A whole file as a function makes it of what it is; the site's line is 0, so that other edits come before."""
+
+    site: Site
+    changed: Callable[[str], str]
+
+
+@dataclass(frozen=True)
 class Shell:
     """Variables in front of the command."""
 
     variables: Mapping[str, str]
 
 
-Edit = Keywords | Call | Lines | Shell
+InText = Keywords | Call | Lines | Rewritten
+Edit = InText | Shell
 
 
 def diff(edits: Sequence[Edit], folder: str) -> str:
     """A unified diff with paths from this folder; variables of the shell are a comment above it."""
-    texts: dict[str, list[Keywords | Call | Lines]] = {}
+    texts: dict[str, list[InText]] = {}
     variables: dict[str, str] = {}
     for edit in edits:
         if isinstance(edit, Shell):
@@ -105,7 +115,7 @@ def diff(edits: Sequence[Edit], folder: str) -> str:
     return "".join(parts)
 
 
-def last_first(edit: Keywords | Call | Lines) -> tuple[int, bool]:
+def last_first(edit: InText) -> tuple[int, bool]:
     """A key to sort edits by, so that each leaves the lines of the next where they are."""
     return -edit.site[1], isinstance(edit, Lines)
 
@@ -120,7 +130,8 @@ def _call(text: str, site: Site, callee: str) -> ast.Call:
     raise ValueError(f"{os.path.basename(site[0])}:{site[1]} has no call of {callee}")
 
 
-def _span(text: str, node: ast.expr) -> tuple[int, int]:
+def span(text: str, node: Any) -> tuple[int, int]:
+    """Where a node of the source begins and ends."""
     return _offset(text, node.lineno, node.col_offset), _offset(text, node.end_lineno, node.end_col_offset)
 
 

@@ -1,10 +1,9 @@
 """The order of trials within the seconds: the profile, each change beside the script, the best ones' total.
 
 The profile tells how much of the time each change could take away. What addresses the largest share is tried first, by
-a probe where no change does; what could take away next to nothing isn't tried. A change is tried in two new processes,
-one with it and one without, which start at once and take turns: both are always at the same step, since steps may take
-longer as a training goes on. The two best are narrowed by further starts before small ones begin, and those that are
-still undecided go on while there are seconds.
+a probe where no change does, until it is decided or its interval leaves less to hope for than another change promises;
+what could take away next to nothing isn't tried. A change is tried in two new processes, one with it and one without,
+which start at once and take turns: both are always at the same step, since steps may take longer as a training goes on.
 """
 
 import math
@@ -20,20 +19,19 @@ from typing import Any
 from ..faults import entries
 from ..findings.diagnose import diagnose
 from ..lab.arguments import check_choice
-from ..lab.estimate import NEGLIGIBLE
 from ..lab.memory import GIB
 from ..lab.trials import ProgramError
 from ..lab.trials.programs import SILENCE_S
-from . import changes, losses
+from . import changes
 from .answer import COUNTED, LEAST, Result, Tried
 from .edits import diff
+from .same_training import compare, is_same
 from .sides import Seen, Side, Sides, Trial, read
 
 PROFILED, PROFILED_S = 0.4, (25.0, 90.0)  # of the seconds, and seconds at least and most, after which it is cut
 OBSERVED, OBSERVED_S = 1 / 16, 10.0  # the same for the length of a turn and for the losses of another seed
 LEAST_STEPS = 60  # of the script with another seed
-BEST = 2  # changes that are narrowed before small ones begin
-LEAST_SHARE = 0.25  # of the seconds that are left, for a start that isn't precise before
+A_START = 0.5  # of the seconds that are left, for a start that isn't precise before
 OUTSIDE = {"evaluation", "checkpoints", "drawing"}  # findings outside of the profile's account
 
 
@@ -116,9 +114,9 @@ def try_edited(
     with _search(script, arguments, module, seconds=seconds, tell=tell) as search:
         _observe(search, judged)
         command = [str(edited), *map(str, edited_arguments)]
-        trial = Trial(Side(search.command), Side(command, python=python))
-        while trial.open and (not trial.starts or search.left > search.least_s):
-            trial.start(search, max(search.left / 2, search.least_s))
+        trial = Trial(Side(search.command), Side(command, python=python), narrow=True)
+        while trial.open and (not trial.starts or search.left > trial.least_s(search)):
+            trial.start(search, max(A_START * search.left, trial.least_s(search)))
         search.result.tried = [_row(search, trial)]
         ours, theirs = (seen.facts.get("environment", {}) for seen in trial.seen or (Seen(), Seen()))
         both = {name: [ours.get(name, "—"), theirs.get(name, "—")] for name in ours | theirs}
@@ -194,7 +192,7 @@ def _promise(search: Search, name: str, applying: Sequence[str]) -> tuple[float,
                 changes.ALL[each].kind == "change" for each in applying if each in tried
             )
             share = at_line[finding.where] if finding.where else finding.gain_share
-            promise, most = max(promise, share / (2 if waits else 1)), max(most, share)
+            promise, most = max(promise, share / change.patience / (2 if waits else 1)), max(most, share)
     return promise, most
 
 
@@ -205,11 +203,8 @@ def _try_all(search: Search, only: Sequence[str]) -> None:
     }
     applying = [name for name, reason in reasons.items() if not reason]
     trials = [search.trial([name], *_promise(search, name, applying)) for name in applying]
-    trials.sort(key=lambda trial: -trial.promise)
     while trial := _next(search, trials):
-        waiting = sum(each.patience for each in trials if not each.seconds and each.promise >= NEGLIGIBLE)
-        share = 0.0 if trial.seconds else trial.patience / (waiting + BEST)
-        trial.start(search, max(max(share, LEAST_SHARE) * search.left, search.least_s))
+        trial.start(search, max(A_START * search.left, trial.least_s(search)))
         result.tried = [_row(search, each) for each in trials if each.seconds]
         search.tell(str(_row(search, trial)))
     for trial in trials:
@@ -222,19 +217,12 @@ def _try_all(search: Search, only: Sequence[str]) -> None:
 
 
 def _next(search: Search, trials: Sequence[Trial]) -> Trial | None:
-    """The trial whose next start is worth most; None when the seconds are spent or nothing is open.
-
-    First what promises much, then the two best until they are narrow, then what promises little, then all undecided.
-    """
+    """The trial that could still bring most; None when the seconds are spent or nothing is open."""
     for_total = search.least_s if len(search.result.of("helped")) > 1 else 0.0
     left = search.left - for_total if any(trial.seconds for trial in trials) else math.inf  # one is tried in any case
-    fitting = [trial for trial in trials if trial.patience * search.least_s <= left]
-    waiting = [trial for trial in fitting if not trial.seconds and trial.most >= LEAST]
-    if waiting and waiting[0].promise >= NEGLIGIBLE:
-        return waiting[0]
-    known = sorted((trial for trial in fitting if trial.estimate), key=lambda trial: trial.estimate.ratio)
-    best = [trial for trial in known[:BEST] if trial.open and trial.estimate.low < 1 - LEAST]
-    return next(iter([*best, *waiting, *(trial for trial in known if trial.open)]), None)
+    fitting = [trial for trial in trials if trial.open and trial.least_s(search) <= left]
+    worth = [trial for trial in fitting if trial.seconds or trial.most >= LEAST]
+    return max(worth, key=lambda trial: trial.hope, default=None)
 
 
 def _row(search: Search, trial: Trial) -> Tried:
@@ -251,9 +239,9 @@ def _row(search: Search, trial: Trial) -> Tried:
     if (took := trial.estimate) is None:
         return Tried(**row, verdict="undecided", reason=f"too few turns in {trial.seconds:.0f} s")
     row |= {"gain_share": 1 - took.ratio, "low": 1 - took.high, "high": 1 - took.low, "verdict": took.verdict}
-    judged = losses.compare(base.losses, seen.losses, search.twin.losses)
+    judged = compare(base.losses, seen.losses, search.twin.losses)
     judged = "another training" if row["kind"] == "probe" else judged
-    return Tried(**row, losses=judged, same=not judged.startswith(losses.DIFFERENT))
+    return Tried(**row, losses=judged, same=is_same(judged))
 
 
 def _combine(search: Search) -> None:

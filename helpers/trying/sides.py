@@ -20,20 +20,21 @@ from typing import Any
 
 from .. import boot
 from ..lab.cpu import KEPT
-from ..lab.estimate import AT_A_LOOK, EFFECT, MOST_LOOKS, PRECISION, Estimate, estimate, verdict_class
+from ..lab.estimate import AT_A_LOOK, LEAST_PAIRS, MOST_LOOKS, PRECISION, UNDECIDED, Estimate, estimate, verdict_class
 from ..lab.trials import Program, ProgramError
-from ..lab.trials.programs import Living, living, log_ratios, take_pairs
+from ..lab.trials.programs import Living, alike, living, stretch, stretch_ratios, take_pairs
 from ..lab.trials.start_noise import start_noise
 from ..script.running import QUIET
 from . import changes
 
 PROGRAM = boot.program("trying.child")
 
-TURN_S, TURN_STEPS = 0.25, 4  # a turn's least length; one more step is left out before
+TURN_S, TURN_STEPS = 0.25, 4  # a turn's least length; one more step is left out before, where turns are alike
 LONG_S = 0.5  # a turn of longer steps has fewer, down to one, of which none is left out
-HOPELESS = 1.5  # a change that takes so many times as long gets the fewest turns
+HOPELESS = 1.2  # a change that takes so many times as long beyond doubt gets no more turns
+CLEAR, NARROW = 2, 10  # half an interval's width is known to so small a part of the effect: for a verdict, for a ratio
 PATIENCE_S = 10.0  # without an answer, beyond twice the seconds of a start
-PAIRS = 8  # that are waited for
+PAIRS = 8  # that are waited for, or more where turns are unlike one another
 
 
 @dataclass
@@ -80,13 +81,13 @@ class Sides:
         self.kept = {} if chosen else KEPT
         self.facts: dict[str, Any] = {}
         self.turn: dict[str, float] = {}
-        self.turn_s = TURN_S
+        self.turn_s, self.pairs = TURN_S, PAIRS
         self.start_s = 0.0
 
     @property
     def pairs_s(self) -> float:
         """The seconds that the fewest pairs take."""
-        return PAIRS * 2 * self.turn_s
+        return self.pairs * 2 * self.turn_s
 
     @property
     def least_s(self) -> float:
@@ -120,26 +121,37 @@ class Sides:
         return Program(" + ".join(side.names) or side.command[0], command, environment=environment)
 
     def fit_turn(self, process: Living, seconds: float) -> float:
-        """Let a process step for so long; the seconds of a step, from which a turn gets its length."""
+        """Let a process step for so long; the seconds of a step, from which a turn gets its length.
+
+        Where turns are unlike one another none of their steps is left out, as it may be the one that takes long, and a
+        trial has some stretches that are alike at least.
+        """
         times, until = [process.take({"drop": 1, "seconds": 0.0, "steps": 2})], time.monotonic() + seconds
         while len(times) < 4 or time.monotonic() < until:
             steps = max(1, min(max(TURN_STEPS, math.ceil(TURN_S / times[-1])), round(LONG_S / times[-1])))
             self.turn = {"drop": int(steps > 1), "seconds": 0.0, "steps": steps}
             times.append(process.take(self.turn))
         step_s = sorted(times)[len(times) // 2]
+        if not alike(times[1:]):
+            self.turn["drop"], size = 0, stretch(times[1:], times[1:])
+            self.pairs = max(PAIRS, LEAST_PAIRS * size) if alike(times[1:], size) else PAIRS
         self.turn_s = max(TURN_S, (steps + self.turn["drop"]) * step_s)
         return step_s
 
 
 @dataclass
 class Trial:
-    """Two sides beside each other, start by start, and what both told in the last."""
+    """Two sides beside each other, start by start, and what both told in the last.
+
+    It goes on until it is decided, or `narrow`, where the ratio itself is wanted.
+    """
 
     before: Side
     after: Side
     promise: float = 1.0  # the share of a step that the change is likely to take away
     most: float = 1.0  # at most
     patience: float = 1.0  # how much longer than others it may take
+    narrow: bool = False
     starts: list[list[float]] = field(default_factory=list)  # the log ratios of each one's pairs
     seen: list[Seen] = field(default_factory=list)
     seconds: float = 0.0
@@ -154,11 +166,22 @@ class Trial:
         return estimate(self.starts, self.start_noise, AT_A_LOOK)
 
     @property
+    def hope(self) -> float:
+        """The share of a step that it could still bring: by the account, and once it was tried by its interval."""
+        return 1 - self.estimate.low if self.estimate else self.promise
+
+    @property
     def open(self) -> bool:
         """Whether another start could tell more."""
         known = self.estimate
-        decided = known and verdict_class(known.verdict) == EFFECT and (known.high - known.low) / 2 <= PRECISION
-        return not (self.error or len(self.starts) > MOST_LOOKS or decided or (known and known.enough))
+        decided = known and (known.enough if self.narrow else verdict_class(known.verdict) != UNDECIDED)
+        return not (self.error or len(self.starts) > MOST_LOOKS or decided)
+
+    def least_s(self, sides: Sides) -> float:
+        """The seconds of another start at least: with less than half of the pairs it would blur what others told."""
+        if not self.starts:
+            return self.patience * sides.least_s
+        return max((sides.start_s + self.seconds / len(self.starts)) / 2, sides.least_s)
 
     def start(self, sides: Sides, seconds: float) -> None:
         """Start both and let them take turns for so long, the start included."""
@@ -168,21 +191,21 @@ class Trial:
             with sides.running(self.before, self.after, silence_s=silence_s) as running:
                 (first, _), (second, _) = running
                 until = max(began + seconds, time.monotonic() + sides.pairs_s)
-                self.starts.append(self._pairs(first, second, sides.turn, until))
+                self.starts.append(self._pairs(first, second, sides, until))
                 self.seen = [read(report) for _, report in running]
         except ProgramError as error:
             self.error = str(error)
         self.seconds += time.monotonic() - began
 
-    def _pairs(self, first: Living, second: Living, turn: dict[str, float], until: float) -> list[float]:
-        for side in (first, second):
-            side.take(turn)
-        if second.take(turn) > HOPELESS * first.take(turn):
-            until = 0.0
-        ours, theirs, _ = take_pairs(first, second, turn, until, loaded=math.inf, precise=self._precise)
-        return log_ratios(ours, theirs)
+    def _pairs(self, first: Living, second: Living, sides: Sides, until: float) -> list[float]:
+        for side in (first, second, second, first):
+            side.take(sides.turn)
+        least = sides.pairs if sides.pairs > PAIRS else 0
+        of_both = take_pairs(first, second, sides.turn, until, math.inf, self._precise, stretch_ratios, least)
+        return stretch_ratios(*of_both[:2])
 
     def _precise(self, alone: Estimate) -> bool:
-        """Whether more pairs tell nothing: what is left is what this start adds, or a twentieth of the effect."""
+        """Whether more pairs tell nothing: what is left is what this start adds, or little beside the effect."""
         half_width = alone.half_width * min(alone.ratio, 1)  # of the time as it was
-        return half_width <= max(PRECISION, self.start_noise, abs(alone.ratio - 1) / 10) / 2
+        part = NARROW if self.narrow else CLEAR
+        return alone.low > HOPELESS or half_width <= max(PRECISION, self.start_noise, abs(alone.ratio - 1) / part) / 2

@@ -13,6 +13,14 @@ from helpers.trying import search, sides
 
 CASES = Path(__file__).resolve().parents[2] / "data" / "cases"
 MATRIX = cases.read_case(CASES / "tiny_matrix")
+# Rounds in another place than the case, whose own fix is exact
+ROUNDED = {
+    "fp64": (
+        "loss = nn.functional.cross_entropy(logits, y)",
+        "loss = nn.functional.cross_entropy(logits.double(), y).float()",
+        "",
+    )
+}
 STEP = "    optimizer.step()\n"
 LOSS = "    loss = nn.functional.cross_entropy(logits, y)\n"
 # Of each script: what is replaced by what, and the rule that it breaks. What is seen apart is in one script.
@@ -66,10 +74,11 @@ def judged():
 
     with judging.workspace() as new, ThreadPoolExecutor(3) as threads:
         known = threads.submit(judging.runs, MATRIX)
-        scripts = [MATRIX.prepare(edited(cheats), new()) for cheats in CHEATS.values()]
+        edits = CHEATS | {"rounded": ROUNDED}
+        scripts = [MATRIX.prepare(edited(cheats), new()) for cheats in edits.values()]
         audits = threads.map(lambda script: audit.audit(MATRIX, script), scripts)
         broken = [judging.broken_rules(MATRIX, known.result(), run) for run in audits]
-        return known.result(), dict(zip(CHEATS, broken, strict=True))
+        return known.result(), dict(zip(edits, broken, strict=True))
 
 
 @pytest.mark.long
@@ -78,9 +87,9 @@ def test_a_cheat_is_named(judged, script, cheat):
     assert CHEATS[script][cheat][2].strip() in "; ".join(judged[1][script])
 
 
-def test_the_original_and_the_reference_break_no_rule(judged):
-    known, _ = judged
-    assert judging.broken_rules(MATRIX, known, known.reference) == []
+def test_the_original_the_reference_and_what_only_rounds_break_no_rule(judged):
+    known, broken = judged
+    assert judging.broken_rules(MATRIX, known, known.reference) == broken["rounded"] == []
     assert judging.broken_rules(MATRIX, known, known.base) == []
     assert known.base.rows == 40 * 512 and known.base.eval_rows == 4 * 128 and len(known.base.numbers) == 4
 
@@ -93,7 +102,7 @@ def test_a_script_that_names_the_referee_or_a_patch_of_other_files_is_refused(tm
     (tmp_path / "tiny_matrix.patch").write_text("--- /dev/null\n+++ b/torch.py\n@@ -0,0 +1 @@\n+fast = True\n")
     with pytest.raises(cases.Refused, match=r"changes torch\.py"):
         cases.submitted(MATRIX, tmp_path, lambda: tmp_path / "new")
-    (tmp_path / "tiny_matrix.patch").write_text("\n")  # as of `try`, where nothing helped
+    (tmp_path / "tiny_matrix.patch").write_text("# shell: A=1 python …\n")  # as `try` writes
     assert cases.submitted(MATRIX, tmp_path, lambda: tmp_path / "new") == MATRIX.script
 
 

@@ -41,6 +41,8 @@ def test_what_applies_is_seen_in_the_unchanged_script(base):
     assert "loader-pinned" not in applying
 
 
+FIT = "    def fit(self, loader):\n"
+EVALUATE = "    def evaluate(self):\n        return self.net(torch.ones(1, 4, 6, 6))[0].requires_grad\n"
 LOSSLESS = ("set-to-none", "no-anomaly-mode", "not-deterministic", "no-output")
 
 
@@ -67,6 +69,7 @@ def test_the_edit_is_the_same_training_as_the_change(folder, base, names):
     [
         ("all-threads", "torch.manual_seed(0)", "torch.set_num_threads(1); torch.manual_seed(0)"),
         ("fp32", "torch.manual_seed(0)", "torch.manual_seed(0); torch.set_default_dtype(torch.float64)"),
+        ("no-grad", FIT, f"{EVALUATE}\n{FIT}        self.optimizer.param_groups[0]['lr'] = 1e-2 * self.evaluate()\n"),
         ("no-autocast", "self.net(x)[0]", 'torch.autocast("cpu", torch.bfloat16)(self.net)(x)[0]'),
     ],
 )

@@ -6,6 +6,7 @@ loader workers and ranks included, whose prefetching would else work for the nex
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -24,6 +25,8 @@ from ..machine import OthersLoad
 from . import trees, turns
 
 LOADED = 0.3  # cores that others use: a pair beside more is dropped
+ALIKE = 2.0  # times as long as the shortest: turns are alike up to that
+AGREE = 2.0  # standard errors of the ratio of whole times, within which the mean of pairs is taken for it
 SILENCE_S = 120.0
 END_S = 60.0  # at most, until processes that were killed are gone
 
@@ -56,6 +59,45 @@ class Program:
         return [sys.executable, turns.__file__, target, json.dumps(dict(self.arguments))]
 
 
+def log_ratios(before: list[float], after: list[float]) -> list[float]:
+    return [float(np.log(second / first)) for first, second in zip(before, after, strict=True)]
+
+
+def stretch_ratios(before: list[float], after: list[float]) -> list[float]:
+    """The log ratios of pairs of equal work: of turns of the same steps, or of as many as it takes to be alike.
+
+    Where an epoch ends, an evaluation comes or a rare step is slow, a turn tells the ratio of its own steps alone, and
+    the mean of the pairs isn't the ratio of the whole times: then a pair is a stretch that holds some of everything.
+    """
+    pairs = log_ratios(before, after)
+    typical = estimate([pairs], luck=0.0)
+    if typical is None:
+        return pairs
+    total = sum(after) / sum(before)
+    error = np.std(np.array(after) - total * np.array(before), ddof=1) * math.sqrt(len(pairs)) / sum(after)
+    if abs(math.log(total / typical.ratio)) <= AGREE * error:
+        return pairs
+    size = stretch(before, after)
+    return log_ratios(_sums(before, size), _sums(after, size))
+
+
+def stretch(before: list[float], after: list[float]) -> int:
+    """The turns of a stretch that is like the next one on both sides, or of the longest of which there are enough."""
+    most = max(len(before) // LEAST_PAIRS, 1)
+    return next((size for size in range(1, most) if alike(before, size) and alike(after, size)), most)
+
+
+def alike(seconds: list[float], size: int = 1) -> bool:
+    """Whether stretches of so many turns take about as long, but for one that others may have disturbed."""
+    sums = sorted(_sums(seconds, size))
+    return len(sums) < 2 or sums[-2] <= ALIKE * sums[0]
+
+
+def _sums(seconds: list[float], size: int) -> list[float]:
+    """Over stretches of so many turns, or one more."""
+    return [float(part.sum()) for part in np.array_split(seconds, max(len(seconds) // size, 1))]
+
+
 def take_pairs(
     first: "Living",
     second: "Living",
@@ -63,10 +105,13 @@ def take_pairs(
     deadline: float,
     loaded: float = LOADED,
     precise: Callable[[Estimate], bool] = lambda alone: alone.half_width <= PRECISION / 2,
+    ratios: Callable[[list[float], list[float]], list[float]] = log_ratios,
+    least: int = 0,
 ) -> tuple[list[float], list[float], int]:
     """Let two living programs take turns, A B B A: the seconds of each one's steps, pair by pair, and the lost pairs.
 
-    It ends at the deadline (a monotonic time) or when these pairs alone are precise.
+    It ends at the deadline (a monotonic time) or when these pairs alone, of which there are at least so many, are
+    precise, by their `log_ratios` or others.
     """
     began = time.monotonic()
     sides: list[tuple[Living, list[float]]] = [(first, []), (second, [])]
@@ -83,14 +128,10 @@ def take_pairs(
             for (_, of_side), step in zip(sides, steps, strict=True):
                 of_side.append(step)
         sides.reverse()
-        alone = estimate([log_ratios(ours, theirs)], luck=0.0)
-        if alone and len(ours) >= 2 * LEAST_PAIRS and precise(alone):
+        alone = estimate([ratios(ours, theirs)], luck=0.0)
+        if alone and len(ours) >= max(2 * LEAST_PAIRS, least) and precise(alone):
             break
     return ours, theirs, dropped
-
-
-def log_ratios(before: list[float], after: list[float]) -> list[float]:
-    return [float(np.log(second / first)) for first, second in zip(before, after, strict=True)]
 
 
 class Living:
