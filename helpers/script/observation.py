@@ -66,7 +66,11 @@ class Observation:
     settings: dict[str, Any] = field(default_factory=dict)  # switches, and the lines that set them
     variables: list[str] = field(default_factory=list)  # of the environment, that cost time
     workers: list[tuple[str, int, float]] = field(default_factory=list)  # lines of a loader's workers, and seconds
+    worker_threads: int = 0  # torch's in each of them
     others: float | None = None  # cores that other processes used
+    wall: dict[str, Any] = field(default_factory=dict)  # what `wall_time` returns
+    loops: list[dict[str, Any]] = field(default_factory=list)  # the user's, as `Calls.loops` returns them
+    cores: dict[str, Any] = field(default_factory=dict)  # what `Cores.data` returns
 
     def write(self, path: Path) -> None:
         files.write(path, json.dumps(vars(self)))

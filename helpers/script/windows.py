@@ -15,7 +15,6 @@ import json
 import math
 import os
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -31,12 +30,13 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..lab import files
 from ..lab.machine import missing_because
+from .iterations import Pace
+from .loader_workers import Workers
 from .monitor import Monitor
 from .observation import COSTS, PLACES, Observation
-from .pace import Pace
 from .rates import speedups
 from .running import end_of_iteration
-from .stacks import CALLED_FROM, call_sites, is_part, runners
+from .stacks import CALLED_FROM, call_sites, runners
 from .tensors import unclaimed
 
 FIRST, WITH_STACKS, WARM_UP = 3, 3, 10  # iterations
@@ -161,7 +161,6 @@ class Windows:
         self.iterations = 0  # that have ended
         self.monitor = Monitor(Pace() if plan.minutes else None)
         self._over = False
-        self._calls = 0  # of Python in an iteration
         self._plain: list[float] = []  # seconds of iterations that no profiler slowed
         self._ends_iteration = end_of_iteration()
         self._process = os.getpid()
@@ -186,9 +185,10 @@ class Windows:
         self._over = ended if self.ranks == 1 else self.iterations >= together
         return self._over
 
-    def observation(self, workers: list[Any], others: float | None = None) -> Observation:
+    def observation(self, workers: Workers, others: float | None = None) -> Observation:
         """What was seen of the loop, and of its loaders' workers and of other processes beside it."""
-        return replace(self.monitor.observation(), workers=workers, others=others)
+        seen = self.monitor.observation(workers.processes)
+        return replace(seen, workers=workers.lines, worker_threads=workers.threads, others=others)
 
     @property
     def are_of_this_process(self) -> bool:
@@ -207,8 +207,8 @@ class Windows:
         """What is not recorded and why, in words; nothing if all is."""
         if self.rank or self.places.iterations:
             return ""
-        if self._calls > CALLS:
-            return f"{script} makes {self._calls:,} Python calls an iteration: too many to record source lines"
+        if (calls := self.monitor.calls.total) > CALLS:
+            return f"{script} makes {calls:,} Python calls an iteration: too many to record source lines"
         if self.places.lost:
             return f"{script} is recorded without source lines: {self.places.lost}"
         recorded = self.costs.iterations or self.first.iterations
@@ -233,11 +233,12 @@ class Windows:
             self._plain.append(time.perf_counter() - last)
         yield from self._window(self.costs, self._fitting(self.plan.steps, self.first.events), 1)
         if self.rank == 0:
-            self._calls = yield from self._python_calls()
+            yield from self._count_calls()
+            calls = self.monitor.calls.total
             if missing_because("torch 2.8"):
                 yield  # older ones lose count of the calls that were running while these were counted
-            most = self._fitting(min(self.plan.steps, WITH_STACKS), self.costs.events + 2 * self._calls)
-            if self._calls <= CALLS:
+            most = self._fitting(min(self.plan.steps, WITH_STACKS), self.costs.events + 2 * calls)
+            if calls <= CALLS:
                 with _uncollected():
                     yield from self._window(self.places, most, 0, record_shapes=True, with_stack=True)
         if self.ranks == 1:
@@ -251,33 +252,10 @@ class Windows:
         long = monitor.observed_s >= max(60 * self.plan.minutes, OBSERVED_S)
         return ended and self.ranks == 1 and monitor.count >= OBSERVED and long
 
-    def _python_calls(self) -> Generator[None, None, int]:
-        """The number of Python calls, of builtin functions too, of the next iteration, which that slows.
-
-        The observer gets those that each of the user's functions makes itself.
-        """
-        before, calls, made = sys.getprofile(), 0, self.monitor.calls
-
-        def count(frame: Any, event: str, function: Any) -> None:
-            nonlocal calls
-            if event not in ("call", "c_call"):
-                return
-            if event == "c_call":
-                self.monitor.growing.called(frame, function)
-            calls += 1
-            caller = frame if event == "c_call" else frame.f_back
-            while caller is not None and is_part(caller.f_code):
-                caller = caller.f_back
-            if caller is not None:
-                made[caller.f_code] += 1
-
-        with self.monitor.looking_away():
-            sys.setprofile(count)
-            try:
-                yield
-            finally:
-                sys.setprofile(before)
-        return calls
+    def _count_calls(self) -> Waiting:
+        """Count calls and lines of the next iteration, which that slows."""
+        with self.monitor.looking_away(), self.monitor.calls.counted(self.monitor.growing.called):
+            yield
 
     def _window(self, window: Window, active: int, warm: int, **options: bool) -> Waiting:
         with self.monitor.looking_away():

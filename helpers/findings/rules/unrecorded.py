@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from ...script import pace, settings, stacks
+from ...script import iterations, settings, stacks
 from ...script.observation import Observation
 from ...script.stacks import place, quoted
 from ..loop import Loop, by_line
@@ -163,19 +163,19 @@ def anomaly_detection(loop: Loop) -> Iterator[Finding]:
 def slower_and_slower(loop: Loop) -> Iterator[Finding]:
     """Iterations that take longer and longer, with the line that does and what there is more and more of."""
     watched = loop.observation.pace
-    found, looks = pace.trend(watched.get("blocks", [])), watched.get("looks", [])
+    found, looks = iterations.trend(watched.get("blocks", [])), watched.get("looks", [])
     if not found or found.low * found.minutes < LEAST_SLOWER:
         return
     times = f"{milliseconds(found.first_ms)} at first and {milliseconds(found.last_ms)} {found.minutes:.3g} minutes"
     evidence = f"a step took {times} later; {found.growth:.0%} ({found.low:.0%} to {found.high:.0%}) more a minute"
-    more = pace.grown(looks)
+    more = iterations.grown(looks)
     if more:
         evidence += f"; an iteration adds {', '.join(f'{each:.2g} {name}' for name, each in more[:MOST_GROWN])}"
-    clocks = [look["counted"][pace.CLOCK] for look in looks if pace.CLOCK in look["counted"]]
+    clocks = [look["counted"][iterations.CLOCK] for look in looks if iterations.CLOCK in look["counted"]]
     if falls := bool(clocks) and clocks[-1] < THROTTLED * clocks[0]:
-        hot = looks[-1]["counted"].get(pace.CELSIUS, 0)
+        hot = looks[-1]["counted"].get(iterations.CELSIUS, 0)
         evidence += f"; the GPU's clock fell from {clocks[0]:,.0f} to {clocks[-1]:,.0f} MHz at {hot:.0f} °C"
-    line = pace.later_line(looks)
+    line = iterations.later_line(looks)
     its_own = line is not None and line[1] * 1e3 > (found.last_ms - found.first_ms) / 4  # half, between the halves
     case = "" if more else "hot" if falls else "line" if its_own else "else"
     where = quoted(*line[0]) if line else "all lines alike"
