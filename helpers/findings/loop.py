@@ -1,16 +1,18 @@
-"""The observed loop as shares of its wall time, by line and activity."""
+"""The observed loop as shares of its wall time: by kind of iteration, by line and by activity."""
 
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
 from ..faults import remedy
 from ..script import stacks
+from ..script.iterations import NO_CORE
 from ..script.observation import LineTime, Observation
 from ..script.stacks import place, quoted, source
-from .summary import MEASURED, Finding, Line
+from .summary import MEASURED, Finding, Kind, Line, milliseconds
 
 LEAST_ITERATIONS = 5
 LONG_S = 20.0  # seconds in which a single iteration shows enough
@@ -27,10 +29,58 @@ class Loop:
         self.iterations = observation.iterations
         self.total = max(observation.seconds, 1e-9)
         self.enough = len(self.iterations) >= (LEAST_ITERATIONS if self.total < LONG_S else 1)
-        self.step_ms = statistics.fmean(self.iterations) * 1e3 if self.iterations else 0.0
+        ours = 1 - self.strangers * (self._waited / self.wall_s if self.wall_s else 0.0)
+        self.step_ms = ours * sum(self.iterations) / max(len(self.iterations), 1) * 1e3
         self.table = pd.DataFrame(observation.lines, columns=list(LineTime._fields))
         self.table["share"] = self.table["seconds"].astype(float) / self.total
         self.activities = defaultdict(float, self.table.groupby("activity")["share"].sum())
+
+    @cached_property
+    def strangers(self) -> float:
+        """Of the cores that this training didn't get, the share that other programs than its own had."""
+        cores = self.observation.cores
+        own = sum(cores.get("workers", [])) + cores.get("children", 0.0)
+        return cores["others"] / max(cores["others"] + own, 1e-9) if cores else 1.0
+
+    @property
+    def wall_s(self) -> float:
+        return float(self.observation.wall.get("seconds", 0.0))
+
+    @property
+    def _waited(self) -> float:
+        """Seconds without a core."""
+        return sum(row["seconds"] for row in self.observation.wall.get("kinds", []) if row["kind"] == NO_CORE)
+
+    @cached_property
+    def kinds(self) -> list[Kind]:
+        """The wall time but for waits for cores that other programs had; shares add up to 1."""
+        whole = self.wall_s - self.strangers * self._waited
+        return [self._kind(row, whole) for row in self.observation.wall.get("kinds", []) if whole > 0]
+
+    def _kind(self, row: Mapping[str, Any], whole: float) -> Kind:
+        share = row["seconds"] / whole * (1 - self.strangers if row["kind"] == NO_CORE else 1.0)
+        spent: dict[str, float] = defaultdict(float)
+        total = sum(seconds for *_, seconds in row.get("spent", []))
+        for activity, _, _, seconds in row.get("spent", []):
+            spent[activity] += share * seconds / total
+        where = (*row["line"],) if row.get("line") else None
+        collected = min(row.get("collected_s", 0.0) / whole, share)
+        return Kind(row["kind"], share, row["count"], row["took_s"] * 1e3, spent, where, collected)
+
+    @property
+    def ordinary(self) -> float:
+        """The share of the wall time that ordinary steps take, an iteration each."""
+        return self.kinds[0].share if self.kinds else 1.0
+
+    def often(self, kind: Kind) -> str:
+        """ "1 iteration in 40 takes 1,800 ms, others 16 ms"."""
+        ordinary = self.kinds[0]
+        every = ordinary.count / max(kind.count, 1)
+        return f"1 iteration in {every:.3g} takes {milliseconds(kind.took_ms)}, others {milliseconds(ordinary.took_ms)}"
+
+    def mostly(self, kinds: Mapping[str, float], share: float) -> str:
+        """How often what takes a share comes, where half of it is in iterations of a kind; else ""."""
+        return "".join(f"; {self.often(kind)}" for kind in self.kinds[1:] if kinds.get(kind.name, 0.0) > share / 2)
 
     @property
     def outside(self) -> float:
@@ -52,9 +102,23 @@ class Loop:
         ]
 
     def finding(
-        self, name: str, share: float, where: str, evidence: str, sure: str = MEASURED, case: str = ""
+        self,
+        name: str,
+        share: float,
+        where: str,
+        evidence: str,
+        sure: str = MEASURED,
+        case: str = "",
+        kinds: Mapping[str, float] | None = None,
     ) -> Finding:
-        return Finding(name, "observed", share * self.step_ms, share, where, evidence, remedy(name, case), sure)
+        """`kinds` are the shares of it that lie in iterations of a kind; the rest is in ordinary steps."""
+        advice = remedy(name, case)
+        return Finding(name, "observed", share * self.step_ms, share, where, evidence, advice, sure, kinds=kinds or {})
+
+    def beyond(self, *activities: str) -> dict[str, float]:
+        """The shares of the wall time that an activity takes in iterations that aren't ordinary, by kind."""
+        shares = {kind.name: sum(kind.spent.get(name, 0.0) for name in activities) for kind in self.kinds[1:]}
+        return {name: share for name, share in shares.items() if share}
 
     def dearest(self, activity: str) -> str:
         """The dearest line of an activity."""

@@ -94,6 +94,21 @@ class Iterations:
         least = max(LONGER * usual, usual + APART * deviation)
         return least if sum(seconds > least for seconds in took) <= RARELY * len(took) else math.inf
 
+    def next_slow(self) -> tuple[float, int]:
+        """The share of the time in slow iterations beyond ordinary ones, and how many from now the next is likely.
+
+        0 where they come at odd times, or too few have come.
+        """
+        own, least = self.own(), self.slow_from()
+        slow = [i for i, marks in enumerate(self.marks) if own[i] > least and not marks & RECORDED]
+        apart = [after - before for before, after in itertools.pairwise(slow)][-3:]
+        if not slow:
+            return 0.0, 0
+        usual = statistics.median(own)
+        share = sum(own[index] - usual for index in slow) / math.fsum(own)
+        regular = len(apart) > 1 and max(apart) - min(apart) <= 1 < min(apart)
+        return share, slow[-1] + apart[-1] - len(own) + 1 if regular else 0
+
     def kinds(self, doing: Mapping[int, Mapping[str, float]]) -> list[str]:
         """The kind of each iteration; "" of a recorded one. `doing` are the seconds by activity in an iteration."""
         least, found = self.slow_from(), []

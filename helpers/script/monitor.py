@@ -87,7 +87,7 @@ class Monitor:
         self._turned = self._away_s = 0.0  # when it last turned away or back, and the seconds away until then
         self._evaluating = False
         self._rare = (0, 0)  # evaluations and epochs until the last iteration
-        self._no_grad = 0
+        self._no_grad = self._epoch_ends = 0  # the iteration after which the loader's pass ends
         self._collecting = self._collected = 0.0  # when it began, and the seconds until the last iteration ended
         self._thread = self._native = 0
         self._core = CoreWait()
@@ -158,6 +158,11 @@ class Monitor:
             with self.looking_away():
                 self.pace.look(self.count, self.seconds)
 
+    def epoch_left_s(self) -> float:
+        """How long the loader's pass takes from now on; 0 if nobody knows, or one has ended already."""
+        left = self._epoch_ends - self._all if not self.counts.epochs else 0
+        return max(left, 0) * self.observed_s / max(self.count, 1)
+
     def _look(self) -> None:
         away = 0.0
         for began, now, frame in looks(self._thread, self._ended):
@@ -199,6 +204,9 @@ class Monitor:
         return train(module, mode)
 
     def _loader_begun(self, iterate: Callable[[DataLoader], Any], loader: DataLoader) -> Any:
+        if torch.is_grad_enabled():
+            with contextlib.suppress(TypeError):  # of an iterable dataset nobody knows it
+                self._epoch_ends = self._all + len(loader)
         if self._all and torch.is_grad_enabled():
             self.counts.epochs += bool(self.count)
             self.loaders[user_line(sys._getframe(1))] += 1

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from ..lab import files
 
-COSTS, PLACES = "costs.json.gz", "places.json.gz"  # a recording's profiles: without stacks, and with them
+# A recording's profiles: without stacks, with them, and of a slow iteration
+COSTS, PLACES, SLOWEST = "costs.json.gz", "places.json.gz", "slowest.json.gz"
 OBSERVED = "observed.json"  # beside them, where it is of one process
 
 
@@ -60,7 +61,7 @@ class Observation:
     unclaimed: tuple[str, int, float, bool] | None = None  # what `tensors.unclaimed` returns
     compiled: dict[str, Any] = field(default_factory=dict)  # what `compilation` returns
     loaders: list[tuple[str, int, float]] = field(default_factory=list)  # the line that begins most, how often
-    growing: list[Any] = field(default_factory=list)  # file, line, items, whether these hold graphs
+    growing: list[Any] = field(default_factory=list)  # what `Growing.data` returns
     clock: list[Any] = field(default_factory=list)  # from line, to line, spans
     pace: dict[str, Any] = field(default_factory=dict)  # of a script that is watched for minutes
     settings: dict[str, Any] = field(default_factory=dict)  # switches, and the lines that set them

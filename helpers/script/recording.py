@@ -44,7 +44,7 @@ OWN_PROFILER = (
 READ_EARLY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by torch, when it is imported
 CLAIM = "recorded"  # a file of the process that is recorded, of several that a script starts
 PATIENCE = 10  # times the limit until the first step: data may be prepared before
-EARLIER = re.compile(r"(costs|places|rank\d+)\.json\.gz|observed\d*\.json|recorded")  # files of an earlier run
+EARLIER = re.compile(r"(costs|places|slowest|rank\d+)\.json\.gz|observed\d*\.json|recorded")  # of an earlier run
 
 
 class NothingRecorded(Exception):

@@ -3,7 +3,9 @@
     first     3 iterations after the very first two, which `costs` replaces unless the script ends before
     costs     `steps` iterations after `after` others, without shapes and stacks, which slow the host
     places    up to 3 iterations with shapes and stacks
+    slowest   the next slow iteration, with both, where those take a fifth of the time and come at equal distances
 
+Then the loop goes on unrecorded until an epoch has ended, if it soon does, and what is slow and rare came three times.
 A window is shorter where its iterations have many events or take long; for `places` Python's calls are counted before.
 Iterations of 55 ms with 6,000 events are slowed by 12 % in `costs` (25 % with shapes).
 """
@@ -33,7 +35,7 @@ from ..lab.machine import missing_because
 from .iterations import Pace
 from .loader_workers import Workers
 from .monitor import Monitor
-from .observation import COSTS, PLACES, Observation
+from .observation import COSTS, PLACES, SLOWEST, Observation
 from .rates import speedups
 from .running import end_of_iteration
 from .stacks import CALLED_FROM, call_sites, runners
@@ -44,6 +46,8 @@ EVENTS = 300_000  # in a profile at most: some 100 MB of JSON, which take 5 s to
 CALLS = 300_000  # of Python in an iteration: with more, stacks would take gigabytes of memory
 WINDOW_S, WARM_S = 60.0, 30.0  # what iterations of seconds are given
 OBSERVED, OBSERVED_S = 20, 8.0  # iterations without a profiler, and their seconds, that are waited for
+PATIENCE_S = 30.0  # unprofiled, for an epoch's end and for slow iterations
+SLOW_SHARE, SLOW_SEEN = 0.2, 0.05  # of the time in slow iterations: they are recorded; are waited for
 OBSERVED_TOGETHER = 10  # iterations after the windows where all ranks have to end at the same one
 
 Waiting = Generator[None, None, None]  # goes on whenever an iteration has ended
@@ -87,6 +91,7 @@ class Window:
     iterations: int = 0  # recorded whole
     events: float = 0.0  # in an iteration
     lost: str = ""  # why torch has no profile, where it fails
+    only_slowest: bool = False  # the other iterations don't count
 
     def record(
         self, number: int, active: int, warm: int, plain: list[float], settings: dict[str, Any], **options: Any
@@ -130,16 +135,20 @@ class Window:
             if seconds and threading.get_ident() == thread:  # stopped in another one, a profile is empty
                 self.iterations = len(seconds)
                 self.events = len(profiler.profiler.kineto_results.events()) / self.iterations
-                self._save(profiler, incomplete=first + self.iterations)
+                numbers = range(first, first + self.iterations + 1)
+                counted = [first + seconds.index(max(seconds))] if self.only_slowest else numbers[:-1]
+                self._save(profiler, [number for number in numbers if number not in counted])
 
-    def _save(self, profiler: OwnProfiler, incomplete: int) -> None:
-        """Write the profile, in which the iteration of this number doesn't count."""
+    def _save(self, profiler: OwnProfiler, incomplete: list[int]) -> None:
+        """Write the profile, in which the iterations of these numbers don't count."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Not in the system's folder for such: torch writes past the scratch of `try`, which may stand for that one.
         with tempfile.TemporaryDirectory(dir=self.path.parent) as folder:
             plain = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(plain))
-            data = plain.read_bytes().replace(b'"ProfilerStep#%d"' % incomplete, b'"incomplete iteration"')
+            data = plain.read_bytes()
+            for number in incomplete:
+                data = data.replace(b'"ProfilerStep#%d"' % number, b'"incomplete iteration"')
         if profiler.with_stack:
             data = _with_call_sites(data, profiler.profiler.kineto_results)
         files.write(self.path, gzip.compress(data, 4))
@@ -155,6 +164,7 @@ class Windows:
     def __init__(self, folder: Path, plan: Plan, rank: int, ranks: int) -> None:
         costs = folder / (COSTS if ranks == 1 else f"rank{rank}.json.gz")
         self.first, self.costs, self.places = Window(costs), Window(costs), Window(folder / PLACES)
+        self.slowest = Window(folder / SLOWEST, only_slowest=True)
         self.plan, self.rank, self.ranks = plan, rank, ranks
         self.warm = WARM_UP if plan.after is None else max(plan.after, 3)
         self.disturbed = False  # by a profiler of the script's
@@ -245,12 +255,30 @@ class Windows:
             self.monitor.counts.unclaimed = yield from unclaimed()
         while not self._is_observed():
             yield
+        if not self.plan.minutes:
+            yield from self._wait_for_slow()
 
     def _is_observed(self) -> bool:
         monitor = self.monitor
         ended = not self.plan.until_epoch or bool(monitor.counts.epochs or monitor.counts.evaluations)
         long = monitor.observed_s >= max(60 * self.plan.minutes, OBSERVED_S)
+        if long and monitor.observed_s + (left := monitor.epoch_left_s()) < PATIENCE_S:
+            ended &= not left
         return ended and self.ranks == 1 and monitor.count >= OBSERVED and long
+
+    def _wait_for_slow(self) -> Waiting:
+        """Watch until slow iterations have come three times, and record the next one where it can be foreseen."""
+        share, ahead = self.monitor.iterations.next_slow()
+        while share >= SLOW_SEEN and not ahead and self.monitor.observed_s < PATIENCE_S:
+            for _ in range(max(self.monitor.count // 50, 1)):
+                yield
+            share, ahead = self.monitor.iterations.next_slow()
+        step_s = statistics.median(self.monitor.iterations.own() or [0.0])
+        if share >= SLOW_SHARE and ahead and ahead * step_s < PATIENCE_S and self.monitor.calls.total <= CALLS:
+            for _ in range(ahead - 2):
+                yield
+            with _uncollected():
+                yield from self._window(self.slowest, 2, 0, record_shapes=True, with_stack=True)
 
     def _count_calls(self) -> Waiting:
         """Count calls and lines of the next iteration, which that slows."""

@@ -20,7 +20,8 @@ from helpers.findings.caveats import loop_notes, loop_text, loop_warnings
 from helpers.findings.diagnose import diagnose
 from helpers.findings.loop import Loop
 from helpers.findings.rules import unrecorded
-from helpers.findings.rules.unrecorded import costly_line, growth, late_rank, loop_findings, ranked
+from helpers.findings.rules.wall import late_rank
+from helpers.findings.rules.unrecorded import costly_line, growth, loop_findings, ranked
 from helpers.findings.summary import BOUND, Finding
 from helpers.lab.machine import OthersLoad
 from helpers.script import windows
@@ -389,7 +390,7 @@ def test_memory_that_grows_is_a_warning_unless_it_is_known_what_keeps_it_and_soo
     loop = seen(line(COMPUTING, 1.0), line(EVALUATING, 0.1), memory=grows, available=10**10)
     assert [warning.kind for warning in loop_warnings(Loop(loop))] == ["growing memory"]
     assert loop_findings(Loop(loop), 0.5) == []
-    kept = Loop(replace(loop, growing=[["/home/me/train.py", 4, 300, True]]))
+    kept = Loop(replace(loop, growing=[["/home/me/train.py", 4, 300, True, 0.0]]))
     (found,) = loop_findings(kept, 0.5)
     assert found.finding == "growing memory" and found.urgent and found.where == "train.py:4"
     assert "300 items" in found.evidence and "detach" in found.advice and loop_warnings(kept) == []

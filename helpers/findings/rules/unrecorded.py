@@ -8,22 +8,23 @@ from dataclasses import replace
 import pandas as pd
 
 from ...script import iterations, settings, stacks
-from ...script.observation import Observation
+from ...script.iterations import EPOCHS
 from ...script.stacks import place, quoted
 from ..loop import Loop, by_line
 from ..summary import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
+from . import wall
 
 # Seen by the host's clock, on which a wait for the device counts, too
 OF_HOST = {"Python loop", "garbage collection"}
 MICRO_BATCHES = 8  # of a step, from which on fewer and larger ones are advised
 LEAST_PADDING = 0.05
 LOOP_CALLS = 200  # of a user's function in an iteration, from which on its lines are a loop's
-LOOP_SHARE = 0.1
+LOOP_SHARE, SMALL_MS = 0.1, 5.0  # of the time in a loop at least; of a pass at most
 LEAST_BACKWARD = 0.01
 DEAR, MULTIPLIES = 0.2, 0.2  # shares: of a line in the time, and of products in a line that is a model's
 GROWS = 16 * 2**20  # bytes that a process may grow by
 PAGE, FAULT_S = 4096, 1e-6  # bytes of a page, and what the kernel takes to clear and map one
-ENDS_S = 3600.0  # memory that is full so soon ends the training
+ENDS_S, URGENT = 3600.0, 0.6  # memory that is full so soon ends the training, which weighs as so much of the time
 ANEW = 0.5  # of iterations in which a loader begins anew
 COSTLY, OF_MODELS = "costly line", ("<module>", "forward")  # whose lines are many things' and count one by one
 LEAST_SLOWER = 0.03  # growth of an iteration's time over all that was watched
@@ -50,8 +51,12 @@ def activities(loop: Loop) -> Iterator[Finding]:
             evidence = f"{share:.0%} of the time of {len(loop.iterations)} iterations"
             if activity == stacks.COMPILING and (again := loop.observation.compiled.get("again")):
                 evidence += f"; compiled again because {again[-1]}"
+            kinds = loop.beyond(activity)
+            evidence += "".join(
+                f"; {loop.often(kind)}" for kind in loop.kinds[1:] if kinds.get(kind.name, 0) > share / 2
+            )
             sure = BOUND if activity == stacks.EVALUATING and loop.observation.evaluations < 2 else MEASURED
-            yield loop.finding(fault, share, loop.dearest(activity), evidence, sure)
+            yield loop.finding(fault, share, loop.dearest(activity), evidence, sure, kinds=kinds)
 
 
 def loader(loop: Loop) -> Iterator[Finding]:
@@ -63,8 +68,11 @@ def loader(loop: Loop) -> Iterator[Finding]:
         if often >= ANEW:
             evidence = f"{often:.2g} times an iteration a loader begins anew; {evidence}"
             yield loop.finding("new loader each batch", waits + inside, quoted(file, line), evidence, BOUND)
-    workers = loop.observation.workers
-    if inside:
+    workers, kinds = loop.observation.workers, loop.beyond(stacks.LOADING, stacks.DATASET)
+    if not inside and kinds.get(EPOCHS, 0.0) > (waits + inside) / 2:
+        evidence += f", most of it when an epoch begins{loop.mostly(kinds, waits + inside)}"
+        where, case = loop.dearest(stacks.LOADING), "each epoch"
+    elif inside:
         where = loop.dearest(stacks.DATASET)
         evidence += f", {inside:.0%} of it in the dataset's own lines, in the process that trains"
         case = "in the dataset"
@@ -74,21 +82,43 @@ def loader(loop: Loop) -> Iterator[Finding]:
             file, line, seconds = workers[0]
             where = quoted(file, line)
             evidence += f"; that line has {seconds / sum(each for *_, each in workers):.0%} of the workers' time"
-    yield loop.finding("waiting for the loader", waits + inside, where, evidence, case=case)
+    yield loop.finding("waiting for the loader", waits + inside, where, evidence, case=case, kinds=kinds)
 
 
 def python_loops(loop: Loop) -> Iterator[Finding]:
-    """Functions of the user's that make many small calls: a loop that could be one call on a batch."""
+    """Loops of the user's over single elements, and functions that make many small calls: one call could do all.
+
+    The loop's own line is named, whatever it calls. A pass that takes long is no small one, unless it calls a module of
+    torch's, which could take all elements at once.
+    """
+    inside: set[tuple[str, str]] = set()
+    for found in loop.observation.loops:
+        share = found["seconds"] / loop.total
+        inside |= {(file, name) for file, name in found["functions"]}
+        if share < LOOP_SHARE or not (found["module"] or share * loop.step_ms / found["passes"] < SMALL_MS):
+            continue
+        at = place(found["file"], found["line"])
+        evidence = f"{at} runs {found['passes']:,} times an iteration, {share:.0%} of the time in {found['function']}"
+        if found["module"]:
+            evidence = (
+                f"{found['module']} is called {found['passes']:,} times an iteration from {at}, {share:.0%} of the time"
+            )
+        functions = [(file, name) for file, name in found["functions"]]
+        yield _loop_of(loop, share, functions, quoted(found["file"], found["line"]), evidence)
     looping = loop.table[(loop.table["activity"] == stacks.COMPUTING) & (loop.table["calls"] >= LOOP_CALLS)]
     for (file, name), lines in looping.groupby(["file", "function"]):
         share = lines["share"].sum()
-        if share < LOOP_SHARE:
-            continue
-        evidence = f"{lines['calls'].max():,} calls an iteration from {name}, {share:.0%} of the time"
-        if (back := loop.backward_share(file, name)) >= LEAST_BACKWARD:
-            evidence += f", and {back:.0%} for their backward pass"
-            share += back
-        yield loop.finding("Python loop", share, quoted(*by_line(lines).index[0]), evidence, BOUND)
+        if share >= LOOP_SHARE and (file, name) not in inside:
+            evidence = f"{lines['calls'].max():,} calls an iteration from {name}, {share:.0%} of the time"
+            yield _loop_of(loop, share, [(file, name)], quoted(*by_line(lines).index[0]), evidence)
+
+
+def _loop_of(loop: Loop, share: float, functions: list[tuple[str, str]], where: str, evidence: str) -> Finding:
+    """With the backward pass of what the functions compute."""
+    if (back := sum(loop.backward_share(*function) for function in functions)) >= LEAST_BACKWARD:
+        evidence += f", and {back:.0%} for their backward pass"
+        share += back
+    return loop.finding("Python loop", share, where, evidence, BOUND)
 
 
 def padding(loop: Loop) -> Iterator[Finding]:
@@ -110,7 +140,10 @@ def garbage_collection(loop: Loop) -> Iterator[Finding]:
     evidence = f"{share:.0%} of the time in Python's collector of cycles"
     asked = next((at for at in map(quoted, loop.table["file"], loop.table["line"]) if "gc.collect" in at), None)
     case = "asked for" if asked else ""
-    yield loop.finding("garbage collection", share, asked or "wherever objects are made", evidence, case=case)
+    kept = next((quoted(file, line) for file, line, *_ in loop.observation.growing), "wherever objects are made")
+    kinds = {kind.name: kind.collected for kind in loop.kinds[1:] if kind.collected}
+    evidence += loop.mostly(kinds, share)
+    yield loop.finding("garbage collection", share, asked or kept, evidence, case=case, kinds=kinds)
 
 
 def repeated_backwards(loop: Loop) -> Iterator[Finding]:
@@ -144,7 +177,9 @@ def growing_memory(loop: Loop) -> Iterator[Finding]:
     """
     lasts = loop.observation.epochs > 0 or not (loop.activities[stacks.LOADING] + loop.activities[stacks.DATASET])
     grown, slope, left = growth(loop.observation.memory, loop.observation.device_bytes, loop.observation.available)
-    for file, line, count, graphs in loop.observation.growing if grown else []:
+    for file, line, count, graphs, size in loop.observation.growing if grown else []:
+        if not graphs and size < slope / 10:
+            continue  # numbers, which can't be what fills it
         share = slope / PAGE * FAULT_S * 1e3 / loop.step_ms
         evidence = f"{grown}; a list of {count:,} items gets more here in each iteration"
         finding = loop.finding("growing memory", share, quoted(file, line), evidence, ESTIMATE, "graphs" * graphs)
@@ -204,6 +239,7 @@ RULES: tuple[Callable[[Loop], Iterator[Finding]], ...] = (
     anomaly_detection,
     slower_and_slower,
     repeated_averaging,
+    *wall.RULES,
 )
 
 
@@ -246,11 +282,11 @@ def _of_model(loop: Loop, lines: pd.DataFrame) -> bool:
 
 
 def ranked(findings: list[Finding]) -> list[Finding]:
-    """In order: what ends the training, then by gain; without what another one explains."""
+    """In order of gain; what ends the training counts for so much at least. Without what another one explains."""
     gains = {finding.finding: finding.gain_share for finding in findings}
     causes = {f.finding: [gains.get(cause, 0.0) for cause in EXPLAINED.get(f.finding, ())] for f in findings}
     left = [f for f in findings if max(causes[f.finding], default=0.0) < f.gain_share / 2 or not f.gain_share]
-    return sorted(left, key=lambda finding: (not finding.urgent, -finding.gain_share))
+    return sorted(left, key=lambda finding: -max(finding.gain_share, URGENT * finding.urgent))
 
 
 def growth(memory: Sequence[tuple[int, int, int]], device_bytes: int, available: int = 0) -> tuple[str, float, float]:
@@ -270,21 +306,3 @@ def growth(memory: Sequence[tuple[int, int, int]], device_bytes: int, available:
             text = f"memory of {name} grows by {slope / 2**20:.1f} MiB an iteration"
             return f"{text}, and is full after {free / slope:,.0f} more" if free else text, slope, free / slope
     return "", 0.0, 0.0
-
-
-def late_rank(ranks: Mapping[int, Observation]) -> list[Finding]:
-    """The rank whose own work, outside of backward and collectives, takes longest: the others wait for it."""
-    loops = {rank: Loop(seen) for rank, seen in ranks.items() if seen.iterations}
-    if len(loops) < 2:
-        return []
-    together = (stacks.BACKWARD, stacks.COMMUNICATING)
-    own = {rank: (1 - sum(loop.activities[name] for name in together)) * loop.step_ms for rank, loop in loops.items()}
-    last = max(own, key=own.__getitem__)
-    loop, others = loops[last], statistics.median(ms for rank, ms in own.items() if rank != last)
-    share = (own[last] - others) / loop.step_ms
-    if share < 0.1:
-        return []
-    where = quoted(*by_line(loop.table[~loop.table["activity"].isin(together)]).index[0])
-    evidence = f"rank {last} is late: {milliseconds(own[last])} an iteration of its own work"
-    evidence += f"; the others' take {milliseconds(others)} and wait for it"
-    return [loop.finding("late rank", share, where, evidence)]
