@@ -65,7 +65,7 @@ class Loop:
             spent[activity] += share * seconds / total
         where = (*row["line"],) if row.get("line") else None
         collected = min(row.get("collected_s", 0.0) / whole, share)
-        return Kind(row["kind"], share, row["count"], row["took_s"] * 1e3, spent, where, collected)
+        return Kind(row["kind"], share, row["count"], row["took_s"] * 1e3, dict(spent), where, collected)
 
     @property
     def ordinary(self) -> float:

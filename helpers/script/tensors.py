@@ -96,7 +96,7 @@ class Growing:
             more = len(items) - before
             if line[1] and more >= max(self._iterations - 1, 2):
                 some = [each for _, each in zip(range(SOME), items, strict=False)]
-                size = sum(map(_bytes, some)) / len(some) * more / self._iterations
+                size = sum(map(_bytes, some)) / len(some) * more / max(self._iterations, 1)
                 graphs = any(isinstance(each, Tensor) and each.requires_grad for each in some)
                 grown.append([*line, len(items), graphs, size])
         return sorted(grown, key=lambda row: (-row[3], -row[4]))[:1]
