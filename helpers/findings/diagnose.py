@@ -91,7 +91,7 @@ def read_and_diagnose(
             findings += _of_slowest(slowest, loop, least)
         if places is not None and not diagnosis.account:
             findings += unrecorded.costly_line(loop, by_line, findings)
-        findings = unrecorded.ranked([*findings, *late])
+        findings = unrecorded.ranked([*findings, *late], loop.ordinary)
         diagnosis = _with_wall(diagnosis, loop, findings)
     return replace(
         diagnosis,
@@ -119,11 +119,12 @@ def _with_observed(
     new = [finding for finding in new if finding.gain_share >= least or finding.urgent]
     names = {finding.finding for finding in new}
     inside = min(loop.ordinary, 1 - loop.outside)
-    scaled = [replace(f, gain_share=f.gain_share * inside) for f in findings if f.finding not in names]
+    shares = [(f, f.gain_share * inside) for f in findings if f.finding not in names]
+    scaled = [replace(f, gain_share=share, gain_ms=share * loop.step_ms) for f, share in shares]
     scaled = [_at_most(f, loop.updating if f.part == account.UPDATING else 1.0) for f in scaled]
     warnings = (*caveats.loop_warnings(loop), *diagnosis.warnings)
     notes = (*caveats.loop_notes(loop), *diagnosis.notes)
-    diagnosis = replace(diagnosis, lines=tuple(loop.lines()), warnings=warnings, notes=notes)
+    diagnosis = replace(diagnosis, lines=tuple(loop.lines()), warnings=warnings, notes=notes, files=loop.files())
     return diagnosis, new + [finding for finding in scaled if finding.gain_share >= least]
 
 
@@ -163,7 +164,8 @@ def _with_wall(diagnosis: Diagnosis, loop: Loop, findings: list[Finding]) -> Dia
     if unseen:
         verdict += f" Not explained: {'; '.join(unseen)}."
     notes = [note for note in diagnosis.notes if note.kind != caveats.NOT_EXPLAINED or left[account[0].name] >= UNSEEN]
-    seconds = Wall(loop.wall_s, float(loop.observation.wall["recorded_s"]), tuple(account))
+    held = loop.observation.wall
+    seconds = Wall(loop.wall_s, float(held["recorded_s"]), loop.others_s, tuple(account), held["points"])
     return replace(diagnosis, verdict=verdict, notes=tuple(notes), wall=seconds)
 
 

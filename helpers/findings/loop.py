@@ -1,8 +1,9 @@
 """The observed loop as shares of its wall time: by kind of iteration, by line and by activity."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -29,7 +30,7 @@ class Loop:
         self.iterations = observation.iterations
         self.total = max(observation.seconds, 1e-9)
         self.enough = len(self.iterations) >= (LEAST_ITERATIONS if self.total < LONG_S else 1)
-        ours = 1 - self.strangers * (self._waited / self.wall_s if self.wall_s else 0.0)
+        ours = 1 - self.others_s / self._passed_s if self._passed_s else 1.0
         self.step_ms = ours * sum(self.iterations) / max(len(self.iterations), 1) * 1e3
         self.table = pd.DataFrame(observation.lines, columns=list(LineTime._fields))
         self.table["share"] = self.table["seconds"].astype(float) / self.total
@@ -43,19 +44,25 @@ class Loop:
         return cores["others"] / max(cores["others"] + own, 1e-9) if cores else 1.0
 
     @property
-    def wall_s(self) -> float:
+    def _passed_s(self) -> float:
         return float(self.observation.wall.get("seconds", 0.0))
 
+    @cached_property
+    def others_s(self) -> float:
+        """Seconds without a core, as other programs had it."""
+        rows = self.observation.wall.get("kinds", [])
+        return self.strangers * sum(row["seconds"] for row in rows if row["kind"] == NO_CORE)
+
     @property
-    def _waited(self) -> float:
-        """Seconds without a core."""
-        return sum(row["seconds"] for row in self.observation.wall.get("kinds", []) if row["kind"] == NO_CORE)
+    def wall_s(self) -> float:
+        """The time from the first iteration to the stop that is this training's own."""
+        return self._passed_s - self.others_s
 
     @cached_property
     def kinds(self) -> list[Kind]:
-        """The wall time but for waits for cores that other programs had; shares add up to 1."""
-        whole = self.wall_s - self.strangers * self._waited
-        return [self._kind(row, whole) for row in self.observation.wall.get("kinds", []) if whole > 0]
+        """Shares of the wall time, which add up to 1."""
+        rows = self.observation.wall.get("kinds", [])
+        return [self._kind(row, self.wall_s) for row in rows if self.wall_s > 0]
 
     def _kind(self, row: Mapping[str, Any], whole: float) -> Kind:
         share = row["seconds"] / whole * (1 - self.strangers if row["kind"] == NO_CORE else 1.0)
@@ -100,6 +107,13 @@ class Loop:
             Line(place(*at), source(*at), line["activity"], line["share"])
             for at, line in dearest.nlargest(most, "share").iterrows()
         ]
+
+    def files(self) -> dict[str, str]:
+        """The paths of the user's files by their names, of those that only one has."""
+        seen = self.observation
+        paths = {*self.table["file"], *(loop["file"] for loop in seen.loops), *(file for file, *_ in seen.workers)}
+        names = Counter(Path(path).name for path in paths)
+        return {Path(path).name: path for path in paths if names[Path(path).name] == 1}
 
     def finding(
         self,

@@ -4,7 +4,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,21 @@ class Kind:
     unexplained: float = 0.0
 
 
+Point = tuple[float, float, str]  # an iteration: when it ended, in seconds, how many it took, its kind
+
+
 @dataclass(frozen=True)
 class Wall:
-    """The time from the first iteration to the stop, without what was recorded."""
+    """The time from the first iteration to the stop, but for what was recorded and what other programs had the cores.
+
+    `points` are iterations for a page.
+    """
 
     seconds: float
     recorded_s: float
+    others_s: float
     kinds: tuple[Kind, ...]
+    points: Sequence[Point] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,6 +110,7 @@ class Diagnosis:
     source: Path | None = None
     lines: tuple[Line, ...] = ()  # the user's dearest, of the loop before it was recorded
     wall: Wall | None = None
+    files: Mapping[str, str] = field(default_factory=dict)  # paths of the user's files, by their names in findings
 
     @property
     def parts(self) -> dict[str, float]:
@@ -125,7 +134,7 @@ class Diagnosis:
         data = {name: getattr(self, name) for name in ("verdict", "bound", "steps", "step_ms", "account", "idle")}
         warnings = [[warning.kind, warning.text] for warning in self.warnings]
         some = {"host": self.host, "lines": [asdict(line) for line in self.lines], "warnings": warnings}
-        some["wall"] = self.wall and asdict(self.wall)
+        some["wall"] = self.wall and asdict(replace(self.wall, points=()))
         data |= {name: value for name, value in some.items() if value}
         notes = [note.text for note in self.notes]
         return data | {"findings": [_row(finding) for finding in self.findings], "notes": notes}
@@ -181,7 +190,10 @@ def _blocks(diagnosis: Diagnosis) -> Iterator[list[str]]:
 def _wall(wall: Wall, steps: str) -> Iterator[str]:
     """A bar for each kind of iterations, beginning where the one above ends, and what explains it."""
     first = wall.kinds[0]
-    yield f"wall time: {wall.seconds:.1f} s of {first.count:,} iterations ({steps} recorded beside)"
+    others = f"; {wall.others_s:.1f} s that other programs had the cores don't count" if wall.others_s >= 0.1 else ""
+    yield from wrapped(
+        f"wall time: {wall.seconds:.1f} s of {first.count:,} iterations ({steps} recorded beside{others})"
+    )
     begin = 0.0
     for kind in (first, *(kind for kind in wall.kinds[1:] if kind.share >= LEAST)):
         parts = [f"{name} {share:.0%}" for name, share in kind.findings]

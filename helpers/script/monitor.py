@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from .cores import Cores, CoreWait
 from .iterations import BEGAN, EVALUATED, RECORDED, Iterations, Pace, wall_time
 from .observation import LineTime, Observation
 from .settings import Settings, variables
-from .stacks import EVALUATING, OURS, Line, Stack, is_library, read_stack, user_line
+from .stacks import EVALUATING, OURS, Line, Stack, functions_around, is_library, read_stack, user_line
 from .tensors import Growing, padded_positions
 
 PERIOD_S = 0.01
@@ -90,6 +90,7 @@ class Monitor:
         self._no_grad = self._epoch_ends = 0  # the iteration after which the loader's pass ends
         self._collecting = self._collected = 0.0  # when it began, and the seconds until the last iteration ended
         self._thread = self._native = 0
+        self._training: set[CodeType] = set()  # the functions around the steps of an optimizer
         self._core = CoreWait()
         self._ended = threading.Event()
         self._looking: threading.Thread | None = None
@@ -97,6 +98,7 @@ class Monitor:
     def start(self) -> None:
         """Look at this thread from now on."""
         self._thread, self._native = threading.get_ident(), threading.get_native_id()
+        self._training = {*functions_around(sys._getframe())}
         self._core.begin(self._native)
         self._last = self._turned = time.perf_counter()
         self.away = 0
@@ -168,7 +170,7 @@ class Monitor:
         for began, now, frame in looks(self._thread, self._ended):
             before, away = away, self._away_until(now)
             if not self.away:
-                activity, stack = read_stack(frame)
+                activity, stack = read_stack(frame, self._training)
                 activity = EVALUATING if self._evaluating and self._no_grad else activity
                 if stack[0][0].co_filename.startswith(OURS):  # the script has ended
                     continue

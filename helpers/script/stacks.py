@@ -8,7 +8,7 @@ import functools
 import linecache
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -48,13 +48,14 @@ _STARTERS = ("bin/dlspeed", "runpy.py", "<frozen runpy>")
 _INEXACT_NS = (0, 1, -1, 2, -2)  # how far an exported time may be from the profile's own, the nearest first
 
 
-def read_stack(frame: FrameType) -> tuple[str, Stack]:
+def read_stack(frame: FrameType, training: Collection[CodeType] = ()) -> tuple[str, Stack]:
     """What the thread is doing, and the user's functions and lines that have it done, innermost first.
 
     In a loader's iterator the user's code is the dataset's; a library's frames inside the user's call are the call's.
     What the user's code does inside of a library's call, such as a generator in tqdm's, is the user's; and what starts
     processes, such as a loader, isn't logging, though that is told of each fork.
-    Whatever a function does that is called `evaluate`, `validate_epoch` or `test`, it evaluates.
+    Whatever a function does that is called `evaluate`, `validate_epoch` or `test`, it evaluates, unless it is one of
+    those that are `training`, such as a `run_train_validation_loop`.
     """
     activity, users, outer = "", [], frame
     current: FrameType | None = frame
@@ -65,13 +66,20 @@ def read_stack(frame: FrameType) -> tuple[str, Stack]:
                 users.pop()
             if len(users) < DEEPEST:
                 users.append((code, line_of(current)))
-            activity = kind if kind == EVALUATING else activity
+            activity = kind if kind == EVALUATING and code not in training else activity
         elif kind == LOADING and users and not activity:
             activity = DATASET
         elif kind and activity in ("", LOGGING) and (not users or kind in _THROUGH):
             activity = kind
         current = current.f_back
     return activity or COMPUTING, tuple(users) or ((outer.f_code, line_of(outer)),)
+
+
+def functions_around(frame: FrameType | None) -> Iterator[CodeType]:
+    """The function that a frame is of, and those that it was called from."""
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back
 
 
 def line_of(frame: FrameType) -> int:

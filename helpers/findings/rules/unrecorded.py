@@ -281,12 +281,20 @@ def _of_model(loop: Loop, lines: pd.DataFrame) -> bool:
     return function not in OF_MODELS and loop.backward_share(file, function) >= lines["share"].sum() / 2
 
 
-def ranked(findings: list[Finding]) -> list[Finding]:
-    """In order of gain; what ends the training counts for so much at least. Without what another one explains."""
+def ranked(findings: list[Finding], ordinary: float = 1.0) -> list[Finding]:
+    """In order of gain; what ends the training counts for so much at least. Without what another one explains.
+
+    Where `ordinary` steps hold less than half of the wall time, what is of the other iterations comes first.
+    """
     gains = {finding.finding: finding.gain_share for finding in findings}
     causes = {f.finding: [gains.get(cause, 0.0) for cause in EXPLAINED.get(f.finding, ())] for f in findings}
     left = [f for f in findings if max(causes[f.finding], default=0.0) < f.gain_share / 2 or not f.gain_share]
-    return sorted(left, key=lambda finding: -max(finding.gain_share, URGENT * finding.urgent))
+
+    def order(finding: Finding) -> tuple[bool, float]:
+        of_ordinary = 2 * sum(finding.kinds.values()) < finding.gain_share
+        return ordinary < 0.5 and of_ordinary, -max(finding.gain_share, URGENT * finding.urgent)
+
+    return sorted(left, key=order)
 
 
 def growth(memory: Sequence[tuple[int, int, int]], device_bytes: int, available: int = 0) -> tuple[str, float, float]:
