@@ -21,7 +21,7 @@ from ..script.observation import COSTS, PLACES, SLOWEST, Observation, read_obser
 from . import account, caveats
 from .account import union
 from .loop import Loop
-from .rules import convolutions, host_work, needless, on_cpu, products, unrecorded, waiting, wall
+from .rules import convolutions, formed_weights, host_work, needless, on_cpu, products, unrecorded, waiting, wall
 from .scene import Scene
 from .source_places import backward_shares
 from .summary import LEAST, Diagnosis, Finding, Wall, change_first
@@ -73,9 +73,12 @@ def read_and_diagnose(
     diagnosis, findings = _diagnosed(trace, least)
     gone_back: dict[tuple[str, str], float] = {}
     by_line: dict[str, float] = {}
+    forming: dict[str, float] = {}
     if places is not None:
         stacks = read_trace(places)
-        gone_back, by_line = (backward_shares(stacks), needless.products_by_line(stacks)) if observed else ({}, {})
+        if observed:
+            gone_back, by_line = backward_shares(stacks), needless.products_by_line(stacks)
+            forming = formed_weights.forming_lines(stacks)
         detailed, located = _diagnosed(stacks, 0.0)  # stacks slow the host: a share may be below `least`
         findings = _located(findings, located, diagnosis, detailed, least)
         # On a CPU most findings need shapes, so only the second profile knows what no finding explains.
@@ -85,7 +88,7 @@ def read_and_diagnose(
         diagnosis = replace(diagnosis, notes=tuple(notes))
     if observed:
         rank = re.fullmatch(r"rank(\d+)\.json\.gz", source.name) if source else None
-        loop = Loop(observed.get(int(rank[1]) if rank else 0) or next(iter(observed.values())), gone_back)
+        loop = Loop(observed.get(int(rank[1]) if rank else 0) or next(iter(observed.values())), gone_back, forming)
         diagnosis, findings = _with_observed(diagnosis, findings, loop, least)
         if slowest and slowest.is_file():
             findings += _of_slowest(slowest, loop, least)

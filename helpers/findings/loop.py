@@ -22,11 +22,17 @@ LONG_S = 20.0  # seconds in which a single iteration shows enough
 class Loop:
     """What was observed of a loop, which proves nothing where it is less than `LEAST_ITERATIONS` iterations.
 
-    `backward` tells how a recorded backward pass is shared among functions, by file and name.
+    `backward` tells how a recorded backward pass is shared among functions, by file and name, and `forming` how many
+    weights of a step are formed in a line, "train.py:7".
     """
 
-    def __init__(self, observation: Observation, backward: Mapping[tuple[str, str], float] | None = None) -> None:
-        self.observation, self.backward = observation, backward or {}
+    def __init__(
+        self,
+        observation: Observation,
+        backward: Mapping[tuple[str, str], float] | None = None,
+        forming: Mapping[str, float] | None = None,
+    ) -> None:
+        self.observation, self.backward, self.forming = observation, backward or {}, forming or {}
         self.iterations = observation.iterations
         self.total = max(observation.seconds, 1e-9)
         self.enough = len(self.iterations) >= (LEAST_ITERATIONS if self.total < LONG_S else 1)
@@ -88,6 +94,12 @@ class Loop:
     def mostly(self, kinds: Mapping[str, float], share: float) -> str:
         """How often what takes a share comes, where half of it is in iterations of a kind; else ""."""
         return "".join(f"; {self.often(kind)}" for kind in self.kinds[1:] if kinds.get(kind.name, 0.0) > share / 2)
+
+    @cached_property
+    def forms(self) -> pd.DataFrame:
+        """The lines that form weights, in the forward pass and where that is repeated."""
+        lines = self.table[self.table["activity"].isin((stacks.COMPUTING, stacks.RECOMPUTING))]
+        return lines[[place(row.file, row.line) in self.forming for row in lines.itertuples()]]
 
     @property
     def outside(self) -> float:

@@ -48,6 +48,7 @@ _SET_TIMER_SLACK = 29
 BATCHES, LOOKS = 8, 32  # whose padding is counted; inputs of embeddings that are looked at, each a wait on a GPU
 KEPT, DEAREST, LOOPS = 5000, 200, 20  # iterations whose seconds are saved; lines; loops
 LOOKS_KEPT = 200_000  # half an hour's
+AROUND = (OURS, contextlib.__file__)  # the files of what is around a script
 
 
 def looks(thread: int, ended: threading.Event) -> Iterator[tuple[float, float, FrameType]]:
@@ -85,6 +86,7 @@ class Monitor:
         self._last = 0.0  # when the iteration began
         self._measured = 0.0  # when memory is to be looked at again
         self._turned = self._away_s = 0.0  # when it last turned away or back, and the seconds away until then
+        self._seen_s = 0.0  # when a look last found the script's code
         self._evaluating = False
         self._rare = (0, 0)  # evaluations and epochs until the last iteration
         self._no_grad = self._epoch_ends = 0  # the iteration after which the loader's pass ends
@@ -106,6 +108,10 @@ class Monitor:
         self._looking.start()
 
     def stop(self) -> None:
+        """What the script did since the last iteration counts, too, unless that is a part of an ordinary one."""
+        looking = self._looking and not self.away and not self._ended.is_set()
+        if looking and self._seen_s - self._last > self.iterations.slow_from():
+            self._add(self._seen_s)
         self._ended.set()
         if self._looking is not None:
             self._looking.join(1.0)
@@ -143,11 +149,9 @@ class Monitor:
             self.start()
             return
         self._evaluating = False
-        now, rare, before = time.perf_counter(), (self.counts.evaluations, self.counts.epochs), self._rare
-        marks = EVALUATED * (rare[0] > before[0]) | BEGAN * (rare[1] > before[1]) | RECORDED * bool(self.away)
-        self.iterations.add(now, now - self._last, marks, self.counts.garbage_s - self._collected, self._core.passed())
-        self._rare, self._collected = rare, self.counts.garbage_s
-        took, self._last = now - self._last, now
+        now, last = time.perf_counter(), self._last
+        self._add(now)
+        took, self._last = now - last, now
         if self.away:
             return
         self.count += 1
@@ -159,6 +163,13 @@ class Monitor:
         if self.pace and self.pace.is_due(self.count):
             with self.looking_away():
                 self.pace.look(self.count, self.seconds)
+
+    def _add(self, now: float) -> None:
+        """What has passed since the last iteration, as one more."""
+        rare, before = (self.counts.evaluations, self.counts.epochs), self._rare
+        marks = EVALUATED * (rare[0] > before[0]) | BEGAN * (rare[1] > before[1]) | RECORDED * bool(self.away)
+        self.iterations.add(now, now - self._last, marks, self.counts.garbage_s - self._collected, self._core.passed())
+        self._rare, self._collected = rare, self.counts.garbage_s
 
     def epoch_left_s(self) -> float:
         """How long the loader's pass takes from now on; 0 if nobody knows, or one has ended already."""
@@ -172,8 +183,9 @@ class Monitor:
             if not self.away:
                 activity, stack = read_stack(frame, self._training)
                 activity = EVALUATING if self._evaluating and self._no_grad else activity
-                if stack[0][0].co_filename.startswith(OURS):  # the script has ended
+                if stack[0][0].co_filename.startswith(AROUND):  # the script has ended
                     continue
+                self._seen_s = now
                 taken = max(now - began - (away - before), 0.0)
                 self.seconds[activity, stack] += taken
                 self.looked.append(((began + now) / 2, (activity, stack), taken))

@@ -100,10 +100,15 @@ def products_by_line(trace: Trace) -> dict[str, float]:
     times: Any = Counter()
     heavy: Any = Counter()
     for op in outermost(trace):
-        line = PurePath(source_line(trace, op).split(" ")[0]).name
+        line = place_of(trace, op)
         times[line] += op.us
         heavy[line] += length(of([e for e in (op, *op.inner()) if _is_heavy(e) or "Compiled" in e.name]))
     return {line: heavy[line] / time for line, time in times.items() if time}
+
+
+def place_of(trace: Trace, op: Event) -> str:
+    """ "train.py:7"."""
+    return PurePath(source_line(trace, op).split(" ")[0]).name
 
 
 def constant_work(scene: Scene) -> Iterator[Finding]:

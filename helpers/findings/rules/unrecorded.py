@@ -1,6 +1,7 @@
 """What no profile shows, as it happens between recorded iterations or in lines: rules from a `Loop` to its findings."""
 
 import itertools
+import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,9 +33,15 @@ MOST_GROWN, THROTTLED = 3, 0.95  # kinds of things that are named; a GPU's clock
 # Findings whose cause is another one's, where that brings half as much
 EXPLAINED = {
     "small operators": {"Python loop", "small batches"},
-    "waiting for the loader": {"new loader each batch"},
+    "waiting for the loader": {"new loader each batch", "workers on the step's cores"},
+    "recomputed activations": {"weights formed anew"},
     "unfused optimizer": {"dense embedding gradients"},
 }
+# Calls that open or build what a worker could keep, where the line that loads a sample makes them
+_OPENS = re.compile(
+    r"\b(np\.load|torch\.load|File|tarfile\.open|ZipFile|lmdb\.open|zarr\.open|sqlite3\.connect|safe_open|ParquetFile"
+    r"|from_pretrained|Dataset|(pd|pandas)\.read_\w+|xr\.open_\w+)\("
+)
 _ACTIVITIES = {
     stacks.EVALUATING: "evaluation",
     stacks.SAVING: "checkpoints",
@@ -46,15 +53,14 @@ _ACTIVITIES = {
 
 
 def activities(loop: Loop) -> Iterator[Finding]:
+    repeated = loop.forms[loop.forms["activity"] == stacks.RECOMPUTING]["share"].sum()
     for activity, fault in _ACTIVITIES.items():
-        if share := loop.activities[activity]:
+        if share := loop.activities[activity] - (repeated if activity == stacks.RECOMPUTING else 0.0):
             evidence = f"{share:.0%} of the time of {len(loop.iterations)} iterations"
             if activity == stacks.COMPILING and (again := loop.observation.compiled.get("again")):
                 evidence += f"; compiled again because {again[-1]}"
             kinds = loop.beyond(activity)
-            evidence += "".join(
-                f"; {loop.often(kind)}" for kind in loop.kinds[1:] if kinds.get(kind.name, 0) > share / 2
-            )
+            evidence += loop.mostly(kinds, share)
             sure = BOUND if activity == stacks.EVALUATING and loop.observation.evaluations < 2 else MEASURED
             yield loop.finding(fault, share, loop.dearest(activity), evidence, sure, kinds=kinds)
 
@@ -69,6 +75,8 @@ def loader(loop: Loop) -> Iterator[Finding]:
             evidence = f"{often:.2g} times an iteration a loader begins anew; {evidence}"
             yield loop.finding("new loader each batch", waits + inside, quoted(file, line), evidence, BOUND)
     workers, kinds = loop.observation.workers, loop.beyond(stacks.LOADING, stacks.DATASET)
+    if (threads := loop.observation.worker_threads) > 1 and threads * wall.workers(loop) > wall.cores(loop):
+        yield wall.too_many_threads(loop, waits + inside, evidence)
     if not inside and kinds.get(EPOCHS, 0.0) > (waits + inside) / 2:
         evidence += f", most of it when an epoch begins{loop.mostly(kinds, waits + inside)}"
         where, case = loop.dearest(stacks.LOADING), "each epoch"
@@ -82,6 +90,7 @@ def loader(loop: Loop) -> Iterator[Finding]:
             file, line, seconds = workers[0]
             where = quoted(file, line)
             evidence += f"; that line has {seconds / sum(each for *_, each in workers):.0%} of the workers' time"
+    case = "opened" if _OPENS.search(where) else case
     yield loop.finding("waiting for the loader", waits + inside, where, evidence, case=case, kinds=kinds)
 
 
@@ -121,6 +130,18 @@ def _loop_of(loop: Loop, share: float, functions: list[tuple[str, str]], where: 
     return loop.finding("Python loop", share, where, evidence, BOUND)
 
 
+def formed_weights(loop: Loop) -> Iterator[Finding]:
+    """Weights that are formed before each product with them; what checkpoints repeat of that is no activation's."""
+    if (share := loop.forms["share"].sum()) >= LEAST_PADDING:
+        where = by_line(loop.forms).index[0]
+        often = max(loop.forming[place(row.file, row.line)] for row in loop.forms.itertuples())
+        evidence = f"{often:,.3g} weights a step are formed anew before their product, {share:.0%} of the time"
+        again = loop.forms[loop.forms["activity"] == stacks.RECOMPUTING]["share"].sum()
+        if again >= LEAST_PADDING:
+            evidence += f", {again:.0%} of it where checkpoints repeat the forward pass"
+        yield loop.finding("weights formed anew", share, quoted(*where), evidence, BOUND)
+
+
 def padding(loop: Loop) -> Iterator[Finding]:
     positions, padded, shared = loop.observation.padding or (1, 0, 0)
     if padded / positions < LEAST_PADDING:
@@ -136,12 +157,12 @@ def padding(loop: Loop) -> Iterator[Finding]:
 
 
 def garbage_collection(loop: Loop) -> Iterator[Finding]:
-    share = loop.observation.garbage_s / loop.total
+    kinds = {kind.name: kind.collected for kind in loop.kinds[1:] if kind.collected}
+    share = max(loop.observation.garbage_s / loop.total, sum(kinds.values()))
     evidence = f"{share:.0%} of the time in Python's collector of cycles"
     asked = next((at for at in map(quoted, loop.table["file"], loop.table["line"]) if "gc.collect" in at), None)
     case = "asked for" if asked else ""
     kept = next((quoted(file, line) for file, line, *_ in loop.observation.growing), "wherever objects are made")
-    kinds = {kind.name: kind.collected for kind in loop.kinds[1:] if kind.collected}
     evidence += loop.mostly(kinds, share)
     yield loop.finding("garbage collection", share, asked or kept, evidence, case=case, kinds=kinds)
 
@@ -231,6 +252,7 @@ RULES: tuple[Callable[[Loop], Iterator[Finding]], ...] = (
     activities,
     loader,
     python_loops,
+    formed_weights,
     padding,
     garbage_collection,
     repeated_backwards,
@@ -261,7 +283,14 @@ def costly_line(loop: Loop, products: Mapping[str, float], findings: list[Findin
     share_of = [products.get(place(row.file, row.line), 0.0) for row in lines.itertuples()]
     lines = lines.loc[[share < MULTIPLIES for share in share_of]]
     whole = lines["function"].where(~lines["function"].isin(OF_MODELS), lines["line"])
+    loops = [
+        found
+        for found in loop.observation.loops
+        if any(f.where.startswith(f"{place(found['file'], found['line'])} ") for f in findings)
+    ]
+    inside = {(file, name) for found in loops for file, name in found["functions"]}
     groups = [group for _, group in lines.groupby(["file", whole]) if not _of_model(loop, group)]
+    groups = [group for group in groups if (group["file"].iloc[0], group["function"].iloc[0]) not in inside]
     for group in sorted(groups, key=lambda group: -group["share"].sum())[:1]:
         dearest, share = by_line(group).index[0], group["share"].sum()
         called = any(place(row.file, row.line) in products for row in group.itertuples())

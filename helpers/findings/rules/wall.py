@@ -1,8 +1,11 @@
 """Where the wall time goes that no ordinary step takes: slow iterations, what is between epochs, cores, a late rank."""
 
+import itertools
+import os
 import re
 import statistics
 from collections.abc import Iterator, Mapping
+from linecache import getlines
 
 import pandas as pd
 
@@ -19,6 +22,7 @@ OWN_RULES = (  # activities that are findings of their own
 LEAST_CORES, LEAST_WAIT = 0.15, 0.1  # cores that workers use, and the share of the time that the step waits for one
 WAITS = 0.1  # of the time for the loader: then nobody can say that the workers are too many
 LATE = 0.1  # of an iteration
+SETS = "set_num_threads("
 _TOGETHER = re.compile(r"\.wait\(|barrier\(|all_reduce|all_gather|reduce_scatter|broadcast|\.(send|recv)\(")
 
 
@@ -42,27 +46,49 @@ def unseen(loop: Loop, kind: Kind, share: float) -> str:
 
 def busy_cores(loop: Loop) -> Iterator[Finding]:
     """Workers, or processes of the script's, that have the cores which the step needs, though nobody waits for them."""
-    cores, waits = loop.observation.cores, loop.activities[stacks.LOADING]
-    workers, children = sum(cores.get("workers", [])), cores.get("children", 0.0)
-    if workers + children < LEAST_CORES or waits > WAITS:
+    used, waits = loop.observation.cores, loop.activities[stacks.LOADING]
+    loading, children = sum(used.get("workers", [])), used.get("children", 0.0)
+    if loading + children < LEAST_CORES or waits > WAITS:
         return
-    without = min(cores["waited"], 1 - cores["main"]) * (1 - loop.strangers)
-    share = without / max(1 - min(cores["waited"], 1 - cores["main"]) * loop.strangers, 0.1)
+    without = min(used["waited"], 1 - used["main"]) * (1 - loop.strangers)
+    share = without / max(1 - min(used["waited"], 1 - used["main"]) * loop.strangers, 0.1)
     if share < LEAST_WAIT:
         return
-    threads = loop.observation.worker_threads
-    evidence = f"{len(cores['workers'])} workers use {workers:.2g} of {cores['cores']} cores" if workers else ""
+    evidence = f"{workers(loop)} workers use {loading:.2g} of {cores(loop)} cores" if loading else ""
     if children >= LEAST_CORES:
         evidence += f"{' and ' if evidence else ''}processes that the script started {children:.2g} cores"
     evidence += f"; the step's threads wait for a core {share:.0%} of the time, and for a batch {waits:.0%}"
+    if loading >= children and loop.observation.worker_threads > 1:
+        yield too_many_threads(loop, share, evidence)
+        return
     where, case = "processes that the script started", "processes"
-    if workers >= children:
+    if loading >= children:
         where, case = (quoted(*loop.observation.workers[0][:2]) if loop.observation.workers else "the loader"), ""
-    if case == "" and threads > 1:
-        case, evidence = "threads", f"{evidence}; each worker has {threads} threads"
-    waited = next((kind.share for kind in loop.kinds if kind.name == NO_CORE), 0.0)
-    kinds = {NO_CORE: min(waited, share)}
-    yield loop.finding("workers on the step's cores", share, where, evidence, BOUND, case, kinds)
+    yield loop.finding("workers on the step's cores", share, where, evidence, BOUND, case, _waiting(loop, share))
+
+
+def too_many_threads(loop: Loop, share: float, evidence: str) -> Finding:
+    """Of workers that each have several threads; a line that sets their number is named where there is one."""
+    lines = ((file, n) for file in loop.files().values() for n, line in enumerate(getlines(file), 1) if SETS in line)
+    where = next(itertools.starmap(quoted, lines), "the loader")
+    evidence += (
+        f"; each of {workers(loop)} workers has {loop.observation.worker_threads} threads, on {cores(loop)} cores"
+    )
+    kinds = _waiting(loop, share)
+    return loop.finding("workers on the step's cores", share, where, evidence, BOUND, "threads", kinds)
+
+
+def workers(loop: Loop) -> int:
+    return max(len(loop.observation.cores.get("workers", ())), 1)
+
+
+def cores(loop: Loop) -> int:
+    return int(loop.observation.cores.get("cores", os.cpu_count() or 1))
+
+
+def _waiting(loop: Loop, share: float) -> dict[str, float]:
+    """How much of it is the step's wait for a core."""
+    return {NO_CORE: min(next((kind.share for kind in loop.kinds if kind.name == NO_CORE), 0.0), share)}
 
 
 RULES = (slow_iterations, busy_cores)
