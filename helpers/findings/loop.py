@@ -23,7 +23,7 @@ class Loop:
     """What was observed of a loop, which proves nothing where it is less than `LEAST_ITERATIONS` iterations.
 
     `backward` tells how a recorded backward pass is shared among functions, by file and name, and `forming` how many
-    weights of a step are formed in a line, "train.py:7".
+    weights of a step are formed in a line, "train.py:7", or a function, "train.py in weight".
     """
 
     def __init__(
@@ -99,7 +99,12 @@ class Loop:
     def forms(self) -> pd.DataFrame:
         """The lines that form weights, in the forward pass and where that is repeated."""
         lines = self.table[self.table["activity"].isin((stacks.COMPUTING, stacks.RECOMPUTING))]
-        return lines[[place(row.file, row.line) in self.forming for row in lines.itertuples()]]
+        return lines.loc[[bool(self.formed(row)) for row in lines.itertuples()]]
+
+    def formed(self, row: Any) -> float:
+        """How many weights of a step a line of the table forms."""
+        function = f"{Path(row.file).name} in {row.function}"
+        return max(self.forming.get(name, 0.0) for name in (place(row.file, row.line), function))
 
     @property
     def outside(self) -> float:

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from math import prod
 
-from ..source_places import user_frame
+from ..source_places import line_or_function, user_frame
 from ..trace import Event, Trace, aten
-from .needless import VIEWS, outermost, place_of
+from .needless import VIEWS, outermost
 
 _PRODUCTS, _CONVOLUTIONS = aten("linear matmul mm addmm"), aten("conv1d conv2d conv3d")
 _CASTS = aten("to _to_copy type_as")
@@ -24,11 +24,14 @@ LEAST = 4096  # elements of a weight
 
 
 def forming_lines(trace: Trace) -> dict[str, float]:
-    """The lines that form weights, "train.py:7", and how many weights each step forms there."""
+    """The lines that form weights, "train.py:7", or functions, "train.py in weight", and how many a step forms there.
+
+    A function that multiplies by the weight, too, isn't named as a whole.
+    """
     counts: Counter[str] = Counter()
     for chain in _chains(outermost(trace)):
-        counts.update({place_of(trace, op) for op in chain})
-    return {line: count / len(trace.steps) for line, count in counts.items()}
+        counts.update({line_or_function(trace, op) for op in chain})
+    return {line: count / len(trace.steps) for line, count in counts.items() if not line.endswith(" in forward")}
 
 
 def _chains(ops: list[Event]) -> Iterator[list[Event]]:

@@ -134,7 +134,7 @@ def formed_weights(loop: Loop) -> Iterator[Finding]:
     """Weights that are formed before each product with them; what checkpoints repeat of that is no activation's."""
     if (share := loop.forms["share"].sum()) >= LEAST_PADDING:
         where = by_line(loop.forms).index[0]
-        often = max(loop.forming[place(row.file, row.line)] for row in loop.forms.itertuples())
+        often = max(map(loop.formed, loop.forms.itertuples()))
         evidence = f"{often:,.3g} weights a step are formed anew before their product, {share:.0%} of the time"
         again = loop.forms[loop.forms["activity"] == stacks.RECOMPUTING]["share"].sum()
         if again >= LEAST_PADDING:
