@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from statistics import mean, median
 
 from ..faults import remedy
-from ..script import pace, settings, stacks
+from ..script import iterations, settings, stacks
 from ..script.observation import Observation, Span
 from ..script.stacks import place, quoted
 from . import account
@@ -196,7 +196,9 @@ def loop_notes(loop: Loop) -> list[Note]:
         again = f", of them {len(compiled['again'])} again for other shapes or values" if compiled["again"] else ""
         text = f"torch.compile took {compiled['seconds']:.1f} s for {compiled['graphs']} graphs{again}"
         clock.append(Note("compilation", text))
-    if (found := pace.trend(loop.observation.pace.get("blocks", []))) and not any(unrecorded.slower_and_slower(loop)):
+    if (found := iterations.trend(loop.observation.pace.get("blocks", []))) and not any(
+        unrecorded.slower_and_slower(loop)
+    ):
         text = f"steps got no slower in {found.minutes:.3g} minutes: a growth above {found.most:.1%} is excluded"
         if found.most > TELLS_GROWTH:
             text = f"whether steps got slower isn't known: in {found.minutes:.3g} minutes their times varied too much"

@@ -16,18 +16,20 @@ from pathlib import Path
 
 import torch
 
-from ..script.observation import COSTS, PLACES, Observation, read_observation
+from ..script.iterations import EPOCHS, KINDS, SLOW
+from ..script.observation import COSTS, PLACES, SLOWEST, Observation, read_observation
 from . import account, caveats
 from .account import union
 from .loop import Loop
-from .rules import convolutions, host_work, needless, on_cpu, products, unrecorded, waiting
+from .rules import convolutions, formed_weights, host_work, needless, on_cpu, products, unrecorded, waiting, wall
 from .scene import Scene
 from .source_places import backward_shares
-from .summary import LEAST, Diagnosis, Finding, change_first
+from .summary import LEAST, Diagnosis, Finding, Wall, change_first
 from .trace import NO_SHAPES, NO_STACKS, Note, Trace
 from .trace_file import read_trace
 
 START_UP_MATTERS = 0.1  # of the time: the verdict names it
+UNSEEN = 0.1  # of the wall time: the verdict names it
 MOSTLY = 0.75  # of the time in start-up: then nothing else can be judged
 Source = Trace | torch.profiler.profile | str | Path
 OBSERVED = re.compile(r"observed(\d*)\.json")  # what was seen of the unprofiled loop, by rank
@@ -61,16 +63,22 @@ def read_and_diagnose(
     source = Path(profile) if isinstance(profile, str | Path) else None
     about_ranks: list[Note] = []
     observed: dict[int, Observation] = {}
+    late: list[Finding] = []
+    slowest: Path | None = None
     if source and source.is_dir():
-        observed = _observed(source)
-        source, profile, about_ranks, places = _in_folder(source)
+        observed, slowest = _observed(source), source / SLOWEST
+        last, late = wall.late_rank(observed)
+        source, profile, about_ranks, places = _in_folder(source, last)
     trace = read_trace(profile)
     diagnosis, findings = _diagnosed(trace, least)
     gone_back: dict[tuple[str, str], float] = {}
     by_line: dict[str, float] = {}
+    forming: dict[str, float] = {}
     if places is not None:
         stacks = read_trace(places)
-        gone_back, by_line = (backward_shares(stacks), needless.products_by_line(stacks)) if observed else ({}, {})
+        if observed:
+            gone_back, by_line = backward_shares(stacks), needless.products_by_line(stacks)
+            forming = formed_weights.forming_lines(stacks)
         detailed, located = _diagnosed(stacks, 0.0)  # stacks slow the host: a share may be below `least`
         findings = _located(findings, located, diagnosis, detailed, least)
         # On a CPU most findings need shapes, so only the second profile knows what no finding explains.
@@ -80,11 +88,14 @@ def read_and_diagnose(
         diagnosis = replace(diagnosis, notes=tuple(notes))
     if observed:
         rank = re.fullmatch(r"rank(\d+)\.json\.gz", source.name) if source else None
-        loop = Loop(observed.get(int(rank[1]) if rank else 0) or next(iter(observed.values())), gone_back)
+        loop = Loop(observed.get(int(rank[1]) if rank else 0) or next(iter(observed.values())), gone_back, forming)
         diagnosis, findings = _with_observed(diagnosis, findings, loop, least)
+        if slowest and slowest.is_file():
+            findings += _of_slowest(slowest, loop, least)
         if places is not None and not diagnosis.account:
             findings += unrecorded.costly_line(loop, by_line, findings)
-        findings = unrecorded.ranked([*findings, *unrecorded.late_rank(observed)])
+        findings = unrecorded.ranked([*findings, *late], loop.ordinary)
+        diagnosis = _with_wall(diagnosis, loop, findings)
     return replace(
         diagnosis,
         verdict=diagnosis.verdict + change_first(findings),
@@ -110,13 +121,55 @@ def _with_observed(
     new = [_at_most(f, idle if f.finding in unrecorded.OF_HOST else 1.0) for f in unrecorded.loop_findings(loop, least)]
     new = [finding for finding in new if finding.gain_share >= least or finding.urgent]
     names = {finding.finding for finding in new}
-    inside = 1 - loop.outside
-    scaled = [replace(f, gain_share=f.gain_share * inside) for f in findings if f.finding not in names]
+    inside = min(loop.ordinary, 1 - loop.outside)
+    shares = [(f, f.gain_share * inside) for f in findings if f.finding not in names]
+    scaled = [replace(f, gain_share=share, gain_ms=share * loop.step_ms) for f, share in shares]
     scaled = [_at_most(f, loop.updating if f.part == account.UPDATING else 1.0) for f in scaled]
     warnings = (*caveats.loop_warnings(loop), *diagnosis.warnings)
     notes = (*caveats.loop_notes(loop), *diagnosis.notes)
-    diagnosis = replace(diagnosis, lines=tuple(loop.lines()), warnings=warnings, notes=notes)
+    diagnosis = replace(diagnosis, lines=tuple(loop.lines()), warnings=warnings, notes=notes, files=loop.files())
     return diagnosis, new + [finding for finding in scaled if finding.gain_share >= least]
+
+
+def _of_slowest(file: Path, loop: Loop, least: float) -> list[Finding]:
+    """What a recorded slow iteration shows, as a share of what such iterations take."""
+    kind = next((kind for kind in loop.kinds[1:] if kind.name in (SLOW, EPOCHS, *KINDS.values())), None)
+    if kind is None:
+        return []
+    _, findings = _diagnosed(read_trace(file), least)
+    shares = [(f, f.gain_share * kind.share) for f in findings]
+    return [
+        replace(f, gain_share=share, gain_ms=share * loop.step_ms, spans=[], kinds={kind.name: share},
+                evidence=f"in {kind.name}: {f.evidence}")
+        for f, share in shares if share >= least
+    ]  # fmt: skip
+
+
+def _with_wall(diagnosis: Diagnosis, loop: Loop, findings: list[Finding]) -> Diagnosis:
+    """With the account of the wall time: what each kind of iterations takes, and which findings explain that."""
+    if not (loop.enough and loop.kinds):
+        return diagnosis
+    left = {kind.name: kind.share for kind in loop.kinds}
+    rows: dict[str, list[tuple[str, float]]] = {kind.name: [] for kind in loop.kinds}
+    for finding in findings:
+        wanted = {name: share for name, share in finding.kinds.items() if name in left}
+        wanted[loop.kinds[0].name] = finding.gain_share - sum(wanted.values())
+        for name, share in wanted.items():
+            if (taken := min(share, left[name])) >= LEAST / 2:
+                left[name] -= taken
+                rows[name].append((finding.finding, taken))
+    account = [replace(kind, findings=tuple(rows[kind.name]), unexplained=left[kind.name]) for kind in loop.kinds]
+    unseen = [wall.unseen(loop, kind, left[kind.name]) for kind in loop.kinds[1:] if left[kind.name] >= UNSEEN]
+    elsewhere = [f"{kind.share:.0%} of the wall time is {kind.name}" for kind in loop.kinds[1:] if kind.share >= UNSEEN]
+    verdict = diagnosis.verdict
+    if elsewhere:
+        verdict = f"{'; '.join(elsewhere)}. Of an ordinary step: {verdict}"
+    if unseen:
+        verdict += f" Not explained: {'; '.join(unseen)}."
+    notes = [note for note in diagnosis.notes if note.kind != caveats.NOT_EXPLAINED or left[account[0].name] >= UNSEEN]
+    held = loop.observation.wall
+    seconds = Wall(loop.wall_s, float(held["recorded_s"]), loop.others_s, tuple(account), held["points"])
+    return replace(diagnosis, verdict=verdict, notes=tuple(notes), wall=seconds)
 
 
 def _at_most(finding: Finding, share: float) -> Finding:
@@ -177,11 +230,16 @@ def _located(
     return sorted(placed, key=lambda f: (costs.bound in ("host", "input") and f.part not in first, -f.gain_share))
 
 
-def _in_folder(folder: Path) -> tuple[Path, Source, list[Note], Path | None]:
-    """The rank that the others wait for, or the one profile of a run without ranks; the source lines of any."""
+def _in_folder(folder: Path, late: int) -> tuple[Path, Source, list[Note], Path | None]:
+    """The rank that the others wait for, `late` if that was observed, or the one profile of a run without ranks.
+
+    And the source lines of any.
+    """
     places = folder / PLACES if (folder / PLACES).is_file() else None
     files = [p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p.is_file()]
-    files = sorted(p for p in files if p.name != PLACES and not OBSERVED.fullmatch(p.name))
+    files = sorted(p for p in files if p.name not in (PLACES, SLOWEST) and not OBSERVED.fullmatch(p.name))
+    if (of_late := folder / f"rank{late}.json.gz").is_file():
+        return of_late, of_late, [], places
     if (folder / COSTS).is_file():
         files = [folder / COSTS]
     if not files:

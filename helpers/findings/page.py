@@ -1,44 +1,37 @@
 """A diagnosis as an HTML page, without scripts or network; what a profile names is escaped.
 
-It shows the last step of the profile as SVG: its tracks, what the device does, and over them when each finding
-happened. What is narrower than a pixel is merged, so 20,000 events take at most 2 MB; pointing at a span names it.
+The sentence; the wall time as one bar of kinds of iterations; each iteration as a point over time; the account of a
+recorded step; the findings with their source lines in context; then the last recorded step as a timeline.
 """
 
+import linecache
+import re
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from math import ceil, floor, log10
+from math import log10
 
-import pandas as pd
-
-from .account import Spans, intersect, names_collective, states, timeline
-from .summary import MOST_FINDINGS, Diagnosis, milliseconds
+from ..script.iterations import EPOCHS, KINDS, NO_CORE, ORDINARY, SLOW
+from ..script.stacks import DRAWING, EVALUATING, SAVING
+from .step_picture import COLOURS, picture
+from .summary import LEAST, Diagnosis, Finding, Kind, Point, Wall, idle_reasons, milliseconds, recorded
 from .trace import Trace
 
-# Okabe and Ito's colours, which remain distinct under colour blindness, and greys.
-COLOURS = {
-    "compute": "#0072B2",
-    "operators": "#0072B2",
-    "communication": "#D55E00",
-    "copies": "#E69F00",
-    "idle": "#A6A6A6",
-    "loader": "#CC79A7",
-    "optimizer": "#009E73",
-    "Python": "#F0E442",
-    "inside an op": "#56B4E9",
-    "wait for the device": "#555555",
-    "before the first kernel": "#CFCFCF",
-    "start-up": "#222222",
-    "between queued kernels": "#E6E6E6",
-    "annotations": "#CC79A7",
-    "host": "#56B4E9",
-    "backward thread": "#009E73",
+# Okabe and Ito's colours, as in the picture of the step
+KIND_COLOURS = {
+    ORDINARY: "#0072B2",
+    SLOW: "#D55E00",
+    EPOCHS: "#009E73",
+    KINDS[EVALUATING]: "#CC79A7",
+    KINDS[SAVING]: "#E69F00",
+    KINDS[DRAWING]: "#F0E442",
+    NO_CORE: "#888888",
 }
-MARK = "#CC3377"  # of findings
-LEFT, WIDTH, ROW, GAP, CHARACTER = 170, 980, 18, 4, 6.2  # in SVG units; a unit is about a pixel
-MOST_NAME = 56
+PROFILED, FAINT = "while recorded", "#B0B0B0"  # points that count for nothing, as the profiler slowed them
+AROUND = 3  # source lines before and after a finding's
+TICKS = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)]  # ms
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_PLACE = re.compile(r"([^\s:]+):(\d+)\b")
 # The policy forbids every script and every request, should markup ever get past the escaping.
 _HEAD = """<!DOCTYPE html>
 <html lang="en">
@@ -47,148 +40,174 @@ _HEAD = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <style>
-:root { color-scheme: light dark; }
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 76em; margin: 2em auto; padding: 0 1em; }
-pre { white-space: pre-wrap; }
+:root { color-scheme: light dark; --line: color-mix(in srgb, currentColor 18%, transparent); }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 76em; margin: 1.5em auto; padding: 0 1em; }
+h2 { font-size: 1.05em; margin: 1.8em 0 .4em; }
+h3 { font-size: 1em; margin: 0 0 .3em; }
+p { margin: .3em 0; overflow-wrap: anywhere; }
+table { border-collapse: collapse; width: 100%; }
+td, th { padding: .2em .6em .2em 0; text-align: left; vertical-align: top; overflow-wrap: anywhere; }
+th { opacity: .75; font-weight: normal; }
+td:first-child { min-width: 6.5em; }
+td.number:first-child { min-width: 0; }
+tr + tr > td { border-top: 1px solid var(--line); }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .faint { opacity: .75; }
+.lead { font-size: 1.15em; }
+.bar { display: flex; height: 1.6em; border-radius: 3px; overflow: hidden; }
+.dot { display: inline-block; width: .75em; height: .75em; border-radius: 50%; margin-right: .4em; }
+.part { height: .8em; margin-top: .35em; }
+.plot { position: relative; height: 15em; margin: 0 0 1.6em 4.2em; border-left: 1px solid var(--line); }
+.plot svg { position: absolute; width: 100%; height: 100%; overflow: visible; }
+.plot span { position: absolute; font-size: .8em; opacity: .75; white-space: nowrap; }
+.y { right: 100%; margin: -.7em .5em 0 0; }
+.x { top: 100%; }
+.finding { border-left: 3px solid #CC3377; padding-left: .8em; margin: 1.2em 0; }
+.code { overflow-x: auto; padding: .4em .6em; background: color-mix(in srgb, currentColor 6%, transparent); }
+pre { margin: .4em 0; font-size: 13px; }
+mark { background: #CC337740; color: inherit; display: block; }
+.wide { overflow-x: auto; }
+.step { min-width: 50em; }
 .name { fill: #000; stroke: #fff; stroke-width: 2px; paint-order: stroke; pointer-events: none; }
 </style>
 """
 
 
 def page(diagnosis: Diagnosis, trace: Trace) -> str:
-    """One HTML file: what is printed, and the last step as a timeline with the findings marked."""
+    """One HTML file, readable from 400 pixels of width on, light or dark as the reader's system is."""
     names = [str(device.get("name", "")) for device in trace.about.get("deviceProperties", [])]
     about = "; ".join(filter(None, [str(diagnosis.source or ""), *dict.fromkeys(names)]))
-    html = (
-        f"{_HEAD}<title>{escape(diagnosis.verdict)}</title>\n</head>\n<body>\n"
-        f'<p class="faint">{escape(about)}</p><pre>{escape(str(diagnosis))}</pre>{picture(diagnosis, trace)}'
-        "\n</body>\n</html>\n"
-    )
+    verdict, change, first = diagnosis.verdict.partition(" Change first: ")
+    sections = [
+        f'<p class="faint">{escape(about)}</p>',
+        f'<p class="lead">{escape(verdict)}{f" <strong>{escape(change + first)}</strong>" if change else ""}</p>',
+        *(f"<p>⚠ {escape(warning.text)}</p>" for warning in diagnosis.warnings),
+        *(_wall(diagnosis.wall) if diagnosis.wall else ()),
+        *_account(diagnosis),
+        *_findings(diagnosis),
+        *_lines(diagnosis),
+        *(f'<p class="faint">{escape(note.text)}</p>' for note in diagnosis.notes),
+        picture(diagnosis, trace),
+    ]
+    title = f"<title>{escape(diagnosis.verdict)}</title>\n</head>\n<body>\n"
+    html = "\n".join([_HEAD + title, *sections, "</body>\n</html>\n"])
     # Names in a trace may hold control characters, and halves of others.
     return html.translate(_CONTROLS).encode("utf-8", "replace").decode()
 
 
-@dataclass
-class Row:
-    """One line of the picture: (begin, end, name) in ms since the step began, disjoint and in order."""
-
-    label: str
-    spans: list[tuple[float, float, str]]
-    about: str = ""
-    colour: str = ""  # else each span's own
+def _table(heads: Sequence[str], rows: Iterator[Sequence[str]], numbers: Sequence[int]) -> str:
+    """Cells are HTML; `numbers` are the columns that are aligned to the right."""
+    names = [' class="number"' if column in numbers else "" for column in range(len(heads))]
+    head = "".join(f"<th{name}>{text}</th>" for name, text in zip(names, heads, strict=True))
+    body = ("".join(f"<td{name}>{text}</td>" for name, text in zip(names, row, strict=True)) for row in rows)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{cells}</tr>' for cells in body)}</table>"
 
 
-def picture(diagnosis: Diagnosis, trace: Trace) -> str:
-    """The timeline with its heading, as HTML; a sentence where the step holds no events."""
-    table = timeline(trace)
-    title = f'<h2 style="font-size:1em;margin:1.2em 0 .3em">{escape(trace.steps[-1].name)}</h2>'
-    if table.empty:
-        return f"{title}<p>This step holds no events to draw.</p>"
-    start = trace.steps[-1].begin
-    begin, end = min(0.0, float(table.begin_ms.min())), float(table.end_ms.max())
-    marks = list(_marks(diagnosis, start, begin, end))
-    track, parts = states(trace)
-    account = sorted((*span, part) for part, spans in parts.items() for span in _clipped(spans, start, begin, end))
-    rows = [*marks, Row(f"{track}: account", account), *_tracks(table)]
-    ends = (trace.steps[-1].end - start) / 1e3
-    caption = f"{milliseconds(end - begin)}."
-    if marks:
-        caption += " Rows with numbers are the findings."
-    if ends < end:
-        caption += " Device work belongs to the step that launched it: it goes on after the step's end, dashed."
-    return f'{title}<p class="faint">{caption}</p>{_svg(rows, begin, end, ends)}'
+def _wall(wall: Wall) -> Iterator[str]:
+    """The bar of kinds with its table, and each iteration as a point."""
+    first, *others = wall.kinds
+    kinds = [first, *(kind for kind in others if kind.share >= LEAST)]
+    yield f"<h2>Wall time: {wall.seconds:.1f} s of {first.count:,} iterations</h2>"
+    parts = (
+        f'<div style="width:{kind.share:.2%};background:{KIND_COLOURS[kind.name]}" title="{kind.name}"></div>'
+        for kind in kinds
+    )
+    yield f'<div class="bar">{"".join(parts)}</div>'
+    yield _table(["", "share", "iterations", "each", "of the wall time"], map(_kind, kinds), (1, 2, 3))
+    if wall.points:
+        yield "<h2>Each iteration</h2>"
+        yield _plot(wall.points)
 
 
-def _clipped(spans: Spans, start: float, begin: float, end: float) -> Spans:
-    """Spans in µs on the profile's clock as ms since the step's start, as far as they are within [begin, end]."""
-    seen = intersect(spans, [(start + 1e3 * begin, start + 1e3 * end)])
-    return [((first - start) / 1e3, (last - start) / 1e3) for first, last in seen]
+def _kind(kind: Kind) -> list[str]:
+    parts = [f"{escape(name)} {share:.0%}" for name, share in kind.findings]
+    parts += [f"no finding {kind.unexplained:.0%}"] if kind.unexplained >= LEAST else []
+    took = milliseconds(kind.took_ms)
+    return [_dot(kind.name), f"{kind.share:.0%}", f"{kind.count:,}", took, ", ".join(parts)]
 
 
-def _marks(diagnosis: Diagnosis, start: float, begin: float, end: float) -> Iterator[Row]:
-    for number, finding in enumerate(diagnosis.findings[:MOST_FINDINGS], 1):
-        name = f"{number}. {finding.finding}"
-        spans = [(*span, name) for span in _clipped(finding.spans, start, begin, end)]
-        if spans:
-            yield Row(name, spans, f"{name}: {finding.gain}", MARK)
+def _dot(kind: str) -> str:
+    return f'<span class="dot" style="background:{KIND_COLOURS.get(kind, FAINT)}"></span>{kind or PROFILED}'
 
 
-def _tracks(table: pd.DataFrame) -> Iterator[Row]:
-    """A row for each track, and for spans inside another one below it."""
-    order = {"annotations": 0, "host": 1, "backward thread": 2}
-    for track, events in sorted(table.groupby("track", sort=False), key=lambda group: order.get(group[0], 3)):
-        rows: list[Row] = []
-        label = str(track)
-        for event in events.sort_values("begin_ms", kind="stable").itertuples():
-            depth = next((i for i, row in enumerate(rows) if row.spans[-1][1] <= event.begin_ms), len(rows))
-            if depth == len(rows) < 3:
-                rows.append(Row("" if rows else label, [], label, COLOURS.get(label, "")))
-            rows[min(depth, 2)].spans.append((event.begin_ms, event.end_ms, event.name))
-        yield from rows
+def _plot(points: Sequence[Point]) -> str:
+    """Milliseconds, on a scale of logarithms, over seconds: as wide as the page, whose labels keep their size."""
+    took = [1e3 * max(seconds, 1e-6) for _, seconds, _ in points]
+    low = max((tick for tick in TICKS if tick <= min(took)), default=TICKS[0])
+    high = min((tick for tick in TICKS if tick >= max(took)), default=TICKS[-1])
+    last, decades = max(points[-1][0], 1e-9), log10(high / low) or 1.0
+
+    def height(ms: float) -> float:
+        """In percent from the top."""
+        return 100 * (1 - log10(ms / low) / decades)
+
+    drawn: dict[str, list[str]] = defaultdict(list)
+    for (at, _, kind), ms in zip(points, took, strict=True):
+        drawn[kind].append(f"M{100 * at / last:.2f} {height(ms):.2f}h0")
+    style = 'fill="none" stroke-width="5" stroke-linecap="round" vector-effect="non-scaling-stroke"'
+    dots = (f'<path d="{"".join(d)}" stroke="{KIND_COLOURS.get(kind, FAINT)}" {style}/>' for kind, d in drawn.items())
+    labels = [tick for tick in TICKS if low <= tick <= high]
+    labels = labels[:: len(labels) // 8 + 1]
+    ms = (f'<span class="y" style="top:{height(tick):.2f}%">{milliseconds(tick)}</span>' for tick in labels)
+    sides = ("left:0", 0.0), ("left:50%", last / 2), ("right:0", last)
+    at = (f'<span class="x" style="{side}">{seconds:.3g} s</span>' for side, seconds in sides)
+    svg = f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(dots)}</svg>'
+    legend = "&emsp;".join(_dot(kind) for kind in drawn)
+    return f'<p>{legend}</p><div class="plot">{svg}{"".join(ms)}{"".join(at)}</div>'
 
 
-def _svg(rows: list[Row], begin: float, end: float, step_end: float) -> str:
-    scale, height = WIDTH / (end - begin or 1.0), len(rows) * (ROW + GAP) + 24
-    drawn = []
-    for number, row in enumerate(rows):
-        top = 20 + number * (ROW + GAP)
-        label = row.label if len(row.label) <= 26 else f"{row.label[:25]}…"
-        text = f'<text x="0" y="{top + 13}">{escape(label)}<title>{escape(row.about)}</title></text>'
-        drawn.append(f'{text}<g transform="translate(0 {top})">{_spans(row, begin, scale)}</g>')
-    x = LEFT + (step_end - begin) * scale
-    ends = f'<path d="M{x:.1f} 16V{height}" stroke="currentColor" stroke-dasharray="4 3"/>'
+def _account(diagnosis: Diagnosis) -> Iterator[str]:
+    yield f"<h2>Account: {recorded(diagnosis)}</h2>"
+
+    def rows() -> Iterator[list[str]]:
+        for name, share in diagnosis.parts.items():
+            yield _part(name, share, COLOURS.get(name, FAINT))
+            for reason, inside in idle_reasons(diagnosis).items() if name == "idle" else ():
+                yield _part(f"– {reason}", inside, COLOURS.get(reason, FAINT))
+
+    yield _table(["", "share", ""], rows(), (1,))
+
+
+def _part(name: str, share: float, colour: str) -> list[str]:
+    bar = f'<div class="part" style="width:{min(share, 1):.1%};background:{colour}"></div>'
+    return [escape(name), f"{share:.1%}", f'<div style="min-width:8em">{bar}</div>']
+
+
+def _findings(diagnosis: Diagnosis) -> Iterator[str]:
+    yield "<h2>Findings</h2>"
+    for number, finding in enumerate(diagnosis.findings, 1):
+        yield _finding(number, finding, diagnosis.files)
+    if not diagnosis.findings:
+        yield f"<p>No finding could bring {LEAST:.0%} or more.</p>"
+
+
+def _finding(number: int, finding: Finding, files: Mapping[str, str]) -> str:
+    source = "".join(_in_context(finding.where, files))
+    where = f'<pre class="code">{source}</pre>' if source else ""
     return (
-        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {height}" width="100%" fill="currentColor" font-size="11">'
-        f"{_axis(begin, end, scale, height)}{''.join(drawn)}{ends if begin < step_end < end else ''}</svg>"
+        f'<div class="finding"><h3>{number}. {escape(finding.finding)}: {escape(finding.gain)}</h3>'
+        f"<p><code>{escape(finding.where)}</code></p>{where}"
+        f"<p>{escape(finding.evidence)}</p><p>→ {escape(finding.advice)}</p></div>"
     )
 
 
-def _axis(begin: float, end: float, scale: float, height: int) -> str:
-    unit = 10 ** floor(log10((end - begin) or 1.0)) / 2  # from 2 to 20 ticks
-    ticks = []
-    for index in range(ceil(begin / unit), floor(end / unit) + 1):
-        x = LEFT + (index * unit - begin) * scale
-        ticks.append(f'<path d="M{x:.1f} 16V{height}" stroke="currentColor" opacity=".15"/>')
-        ticks.append(f'<text x="{x:.1f}" y="11" text-anchor="middle" opacity=".75">{index * unit:.6g} ms</text>')
-    return "".join(ticks)
+def _in_context(where: str, files: Mapping[str, str]) -> Iterator[str]:
+    """The source around the line that a place begins with, where its file is known and can still be read."""
+    place = _PLACE.match(where)
+    lines = linecache.getlines(files.get(place[1], "")) if place else []
+    if not place or not 0 < int(place[2]) <= len(lines):
+        return
+    chosen = int(place[2])
+    for number in range(max(chosen - AROUND, 1), min(chosen + AROUND, len(lines)) + 1):
+        line = escape(f"{number:5}  {lines[number - 1].rstrip()}")
+        yield f"<mark>{line}</mark>" if number == chosen else f"{line}\n"
 
 
-def _spans(row: Row, begin: float, scale: float) -> str:
-    """Spans of a pixel or more, each with its name; narrower ones within a pixel as one of their length together."""
-    drawn, names = [], []
-    narrow: dict[tuple[int, str], list[tuple[float, str]]] = defaultdict(list)
-    for first, last, name in row.spans:
-        x, width = LEFT + (first - begin) * scale, (last - first) * scale
-        colour = row.colour or COLOURS[_part(name)]
-        if width < 1:
-            narrow[int(x), colour].append((last - first, name))
-            continue
-        drawn.append(_rect(x, width, colour, f"{_cut(name)}: {milliseconds(last - first)}"))
-        if row.colour != MARK and width > 5 * CHARACTER:
-            label = escape(name[: int((width - 3) / CHARACTER)])
-            names.append(f'<text class="name" x="{x + 2:.1f}" y="13">{label}</text>')
-    for (x, colour), events in narrow.items():
-        total, (_, longest) = sum(ms for ms, _ in events), max(events)
-        others = f", {len(events) - 1} shorter spans with it" if len(events) > 1 else ""
-        title = f"{_cut(longest)}{others}: {milliseconds(total)}"
-        drawn.append(_rect(x, min(max(total * scale, 0.1), 1), colour, title))
-    return "".join(drawn + names)
-
-
-def _rect(x: float, width: float, colour: str, title: str) -> str:
-    place = f'x="{x:.1f}" width="{width:.1f}" height="{ROW}" fill="{colour}"'
-    return f"<rect {place}><title>{escape(title, quote=False)}</title></rect>"
-
-
-def _part(name: str) -> str:
-    """The part of the account that a span of the device's belongs to."""
-    if (part := name.removeprefix("idle: ")) in COLOURS:
-        return part
-    if name.startswith(("Memcpy", "Memset")):
-        return "copies"
-    return "communication" if names_collective(name) else "compute"
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…"
+def _lines(diagnosis: Diagnosis) -> Iterator[str]:
+    if diagnosis.lines:
+        yield "<h2>Dearest lines of the loop as it runs unrecorded</h2>"
+        rows = (
+            [f"{line.share:.0%}", f"<code>{escape(f'{line.where}  {line.source}')}</code>", escape(line.activity)]
+            for line in diagnosis.lines
+        )
+        yield _table(["share", "line", ""], rows, (0,))

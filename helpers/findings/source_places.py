@@ -4,6 +4,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 from ..script.stacks import CALLED_FROM
@@ -25,6 +26,14 @@ _INSTALLED = re.compile(
 def source_line(trace: Trace, event: Event) -> str:
     """The user's line or function that an event comes from: the same text for the same line."""
     return _source(trace, event)[0]
+
+
+def line_or_function(trace: Trace, event: Event) -> str:
+    """ "train.py:7"; where no call tells the line, as of `a * b`, "train.py in forward", the user's function."""
+    first, frame = source_line(trace, event).split(" ")[0], user_frame(event)
+    if ":" in first or not (frame and (parsed := _parse(frame.name))):
+        return PurePath(first).name
+    return f"{PurePath(parsed[0]).name} in {parsed[2]}"
 
 
 def user_frame(event: Event) -> Event | None:

@@ -3,8 +3,8 @@
 import json
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from .account import Spans
 from .trace import Note
 
 WIDTH = 100
-MOST_FINDINGS = 5  # in the text; the others are a line each
+MOST_FINDINGS = 3  # in the text; the others are a line each
 LEAST = 0.01  # of the recorded time: a finding that could bring less is left out
 MEASURED, BOUND, ESTIMATE = "measured", "upper bound", "estimate"
 
@@ -33,7 +33,8 @@ class Finding:
     sure: str  # MEASURED, BOUND or ESTIMATE
     spans: Spans = field(default_factory=list, repr=False, compare=False)  # when it happened
     detailed: bool = field(default=False, compare=False)  # whether only shapes or stacks show it
-    urgent: bool = field(default=False, compare=False)  # it ends the training, so it comes first whatever it gains
+    urgent: bool = field(default=False, compare=False)  # it ends the training
+    kinds: Mapping[str, float] = field(default_factory=dict, repr=False, compare=False)  # shares in other iterations
 
     @property
     def gain(self) -> str:
@@ -49,6 +50,42 @@ class Line:
     source: str
     activity: str
     share: float
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Iterations of a kind, and their share of the wall time: an ordinary step in each, of others what is beyond it.
+
+    `spent` are shares of the wall time by activity, `where` the file, line and function that most of it passes through;
+    `findings` what the findings explain of the share, and `unexplained` what none does.
+    """
+
+    name: str
+    share: float
+    count: int
+    took_ms: float
+    spent: Mapping[str, float]
+    where: tuple[str, int, str] | None = None
+    collected: float = 0.0  # of the wall time, in Python's garbage collector
+    findings: tuple[tuple[str, float], ...] = ()
+    unexplained: float = 0.0
+
+
+Point = tuple[float, float, str]  # an iteration: when it ended, in seconds, how many it took, its kind
+
+
+@dataclass(frozen=True)
+class Wall:
+    """The time from the first iteration to the stop, but for what was recorded and what other programs had the cores.
+
+    `points` are iterations for a page.
+    """
+
+    seconds: float
+    recorded_s: float
+    others_s: float
+    kinds: tuple[Kind, ...]
+    points: Sequence[Point] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,6 +109,8 @@ class Diagnosis:
     warnings: tuple[Note, ...] = ()  # why the profile may mislead, and what to record again
     source: Path | None = None
     lines: tuple[Line, ...] = ()  # the user's dearest, of the loop before it was recorded
+    wall: Wall | None = None
+    files: Mapping[str, str] = field(default_factory=dict)  # paths of the user's files, by their names in findings
 
     @property
     def parts(self) -> dict[str, float]:
@@ -95,6 +134,7 @@ class Diagnosis:
         data = {name: getattr(self, name) for name in ("verdict", "bound", "steps", "step_ms", "account", "idle")}
         warnings = [[warning.kind, warning.text] for warning in self.warnings]
         some = {"host": self.host, "lines": [asdict(line) for line in self.lines], "warnings": warnings}
+        some["wall"] = self.wall and asdict(replace(self.wall, points=()))
         data |= {name: value for name, value in some.items() if value}
         notes = [note.text for note in self.notes]
         return data | {"findings": [_row(finding) for finding in self.findings], "notes": notes}
@@ -125,12 +165,17 @@ def _row(finding: Finding) -> dict[str, Any]:
 def _blocks(diagnosis: Diagnosis) -> Iterator[list[str]]:
     """What is printed, in lines; an empty line stands between two blocks."""
     yield wrapped(diagnosis.verdict)
-    yield [recorded(diagnosis)]
-    yield list(_bars(diagnosis))
+    if diagnosis.wall:
+        yield list(_wall(diagnosis.wall, recorded(diagnosis)))
+    else:
+        yield [recorded(diagnosis)]
+    if not diagnosis.wall or diagnosis.account:
+        yield list(_bars(diagnosis))
     if diagnosis.lines:
         dearest = ["dearest lines of the loop as it runs unrecorded:"]
         for line in diagnosis.lines:
-            dearest += wrapped(f"{line.where}  {line.source}  ({line.activity})", f"  {line.share:4.0%}  ")
+            text = textwrap.shorten(f"{line.where}  {line.source}", WIDTH - 30, placeholder=" …")
+            dearest += wrapped(f"{text}  ({line.activity})", f"  {line.share:4.0%}  ")
         yield dearest
     yield [line for warning in diagnosis.warnings for line in wrapped(warning.text, " ! ")]
     for number, finding in enumerate(diagnosis.findings[:MOST_FINDINGS], 1):
@@ -142,13 +187,30 @@ def _blocks(diagnosis: Diagnosis) -> Iterator[list[str]]:
     yield [line for note in diagnosis.remarks for line in wrapped(note, "note: ")]
 
 
+def _wall(wall: Wall, steps: str) -> Iterator[str]:
+    """A bar for each kind of iterations, beginning where the one above ends, and what explains it."""
+    first = wall.kinds[0]
+    others = f"; {wall.others_s:.1f} s that other programs had the cores don't count" if wall.others_s >= 0.1 else ""
+    yield from wrapped(
+        f"wall time: {wall.seconds:.1f} s of {first.count:,} iterations ({steps} recorded beside{others})"
+    )
+    begin = 0.0
+    for kind in (first, *(kind for kind in wall.kinds[1:] if kind.share >= LEAST)):
+        parts = [f"{name} {share:.0%}" for name, share in kind.findings]
+        parts += [f"no finding {kind.unexplained:.0%}"] if kind.unexplained >= LEAST else []
+        often = f"{kind.count:,} of {milliseconds(kind.took_ms)}: " if kind is not first or len(wall.kinds) > 1 else ""
+        bar = f"{' ' * round(SHORT * begin)}{'█' * (round(SHORT * (begin + kind.share)) - round(SHORT * begin))}"
+        yield from wrapped(f"{often}{', '.join(parts)}", f"  {kind.name:<20}{kind.share:>5.0%}  {bar:<{SHORT}}  ")
+        begin += kind.share
+
+
 def recorded(diagnosis: Diagnosis) -> str:
     """How much was recorded: "5 steps, median 12.3 ms"."""
     length = milliseconds(diagnosis.step_ms)
     return f"{diagnosis.steps} steps, median {length}" if diagnosis.steps > 1 else f"{diagnosis.steps} step of {length}"
 
 
-BAR = 60  # columns
+BAR, SHORT = 60, 20  # columns
 
 
 def _bars(diagnosis: Diagnosis) -> Iterator[str]:

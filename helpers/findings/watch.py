@@ -5,8 +5,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
+from ..script.loader_workers import Workers
 from ..script.observation import OBSERVED
 from ..script.recording import NothingRecorded, recorded
 from ..script.running import UNSEEN, Stop
@@ -29,7 +29,7 @@ def watch(
     """
     with tempfile.TemporaryDirectory(prefix="watch-") as scratch:
         folder = Path(output or scratch)
-        workers: list[Any] = []
+        workers = Workers()
         folder.mkdir(parents=True, exist_ok=True)
         windows = Windows(folder, Plan(steps, after, go_on=not stop), rank=0, ranks=1)
         watched = SimpleNamespace(diagnosis=None)

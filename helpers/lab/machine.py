@@ -129,7 +129,7 @@ class OthersLoad:
             fields = Path("/proc/stat").read_text().split()[1:9]  # of the first line, all cores together
             user, nice, system, _idle, _wait, irq, softirq, steal = map(int, fields)
             ticks = os.sysconf("SC_CLK_TCK")
-            ours = sum(os.times()[:4]) + sum(_cpu_ticks(pid) for pid in _descendants()) / ticks
+            ours = sum(os.times()[:4]) + sum(cpu_ticks(pid) for pid in descendants()) / ticks
             return time.perf_counter(), (user + nice + system + irq + softirq + steal) / ticks, ours
         except (OSError, ValueError):
             return None
@@ -143,12 +143,14 @@ def _stat(pid: str) -> list[str]:
         return []
 
 
-def _cpu_ticks(pid: str) -> int:
+def cpu_ticks(pid: str) -> int:
+    """Of CPU time that a process took, with its children that have ended."""
     fields = _stat(pid)
-    return sum(map(int, fields[11:15])) if fields else 0  # utime, stime and those of ended children
+    return sum(map(int, fields[11:15])) if fields else 0  # utime, stime, and both of children
 
 
-def _descendants() -> list[str]:
+def descendants() -> list[str]:
+    """The processes that this one started, and theirs."""
     parents = {pid: fields[1] for pid in os.listdir("/proc") if pid.isdigit() and (fields := _stat(pid))}
     descendants, level = [], [str(os.getpid())]
     while level:

@@ -13,10 +13,12 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.utils.data._utils import fetch, worker
 
 from . import hooks
@@ -24,12 +26,31 @@ from .monitor import SWITCH_S, looks
 from .stacks import is_library, is_part, line_of
 
 WRITE_S = 0.1
-Seen = Any  # a Counter of seconds by file and line
+DEAREST = 20  # lines
+
+
+@dataclass
+class Workers:
+    """What the workers of a loader did: their dearest lines with seconds, their processes, torch's threads in one."""
+
+    lines: list[tuple[str, int, float]] = field(default_factory=list)
+    processes: set[int] = field(default_factory=set)
+    threads: int = 0
+
+    def read(self, folder: Path) -> None:
+        total: Any = Counter()
+        for file in folder.glob("*.json"):
+            held = json.loads(file.read_text())
+            self.processes.add(int(file.stem))
+            self.threads = max(self.threads, held["threads"])
+            for name, line, seconds in held["lines"]:
+                total[name, line] += seconds
+        self.lines = [(*line, seconds) for line, seconds in total.most_common(DEAREST)]
 
 
 @contextlib.contextmanager
-def watched_workers() -> Iterator[Callable[[], Seen]]:
-    """What the workers that start meanwhile do; the function sums it up so far."""
+def watched_workers(workers: Workers) -> Iterator[None]:
+    """See what the workers that start meanwhile do."""
     process, folder = os.getpid(), Path(tempfile.mkdtemp(prefix="workers-"))
 
     def looked_at(loop: Callable[..., None], *arguments: Any, **named: Any) -> None:
@@ -40,22 +61,15 @@ def watched_workers() -> Iterator[Callable[[], Seen]]:
 
     try:
         with hooks.wrap({hooks.WORKER: looked_at}):
-            yield lambda: _sum(folder)
+            yield
     finally:
         if os.getpid() == process:
+            workers.read(folder)
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sum(folder: Path) -> Seen:
-    total: Seen = Counter()
-    for file in folder.glob("*.json"):
-        for name, line, seconds in json.loads(file.read_text()):
-            total[name, line] += seconds
-    return total
-
-
 def _look(thread: int, file: Path) -> None:
-    seen: Seen = Counter()
+    seen: Any = Counter()
     part, written = file.with_suffix(".part"), 0.0
     for began, now, frame in looks(thread, threading.Event()):
         if line := loading_line(frame):
@@ -63,7 +77,8 @@ def _look(thread: int, file: Path) -> None:
         if now - written > WRITE_S:
             written = now
             with contextlib.suppress(OSError):  # the folder is gone: nobody looks any more
-                part.write_text(json.dumps([[name, line, seconds] for (name, line), seconds in seen.items()]))
+                lines = [[name, line, seconds] for (name, line), seconds in seen.items()]
+                part.write_text(json.dumps({"threads": torch.get_num_threads(), "lines": lines}))
                 part.replace(file)
 
 

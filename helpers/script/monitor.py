@@ -16,7 +16,8 @@ import random
 import sys
 import threading
 import time
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import CodeType, FrameType
@@ -29,11 +30,13 @@ from torch.utils.data import DataLoader
 
 from ..lab.memory import AVAILABLE, RESIDENT, system_bytes
 from . import hooks
+from .calls import Calls
 from .clock import Clock, State
+from .cores import Cores, CoreWait
+from .iterations import BEGAN, EVALUATED, RECORDED, Iterations, Pace, wall_time
 from .observation import LineTime, Observation
-from .pace import Pace
 from .settings import Settings, variables
-from .stacks import EVALUATING, OURS, Line, is_library, read_stack, user_line
+from .stacks import EVALUATING, OURS, Line, Stack, functions_around, is_library, read_stack, user_line
 from .tensors import Growing, padded_positions
 
 PERIOD_S = 0.01
@@ -43,7 +46,9 @@ SWITCH_S = 1e-5
 MEASURED_S = 0.05  # between two looks at memory at least, and a hundredth of the time so far
 _SET_TIMER_SLACK = 29
 BATCHES, LOOKS = 8, 32  # whose padding is counted; inputs of embeddings that are looked at, each a wait on a GPU
-KEPT, DEAREST = 5000, 200  # iterations whose seconds are kept; lines
+KEPT, DEAREST, LOOPS = 5000, 200, 20  # iterations whose seconds are saved; lines; loops
+LOOKS_KEPT = 200_000  # half an hour's
+AROUND = (OURS, contextlib.__file__)  # the files of what is around a script
 
 
 def looks(thread: int, ended: threading.Event) -> Iterator[tuple[float, float, FrameType]]:
@@ -65,12 +70,13 @@ class Monitor:
     def __init__(self, pace: Pace | None = None) -> None:
         self.pace = pace  # of minutes, if they are watched
         self.counts = Observation()  # what is counted on the way
-        self.seconds: Any = Counter()  # (function, line, activity) -> charged
-        self.iterations: deque[float] = deque(maxlen=KEPT)  # seconds of each
+        self.seconds: Any = Counter()  # (activity, stack) -> charged
+        self.looked: deque[tuple[float, tuple[str, Stack], float]] = deque(maxlen=LOOKS_KEPT)  # when, what, charged
+        self.iterations = Iterations()
         self.observed_s = 0.0  # of all iterations
         self.padding: list[tuple[int, int, int]] = []  # of each batch
         self.looks = 0  # for padding
-        self.calls: Counter[CodeType] = Counter()  # of each function of the user's, in an iteration
+        self.calls, self.cores = Calls(), Cores()
         self.away = 1  # until it starts, and as often as `looking_away` is entered
         self.count = 0
         self.settings, self.clock = Settings(), Clock(self.state)
@@ -80,23 +86,32 @@ class Monitor:
         self._last = 0.0  # when the iteration began
         self._measured = 0.0  # when memory is to be looked at again
         self._turned = self._away_s = 0.0  # when it last turned away or back, and the seconds away until then
+        self._seen_s = 0.0  # when a look last found the script's code
         self._evaluating = False
         self._rare = (0, 0)  # evaluations and epochs until the last iteration
-        self._no_grad = 0
-        self._collecting = 0.0
-        self._thread = 0
+        self._no_grad = self._epoch_ends = 0  # the iteration after which the loader's pass ends
+        self._collecting = self._collected = 0.0  # when it began, and the seconds until the last iteration ended
+        self._thread = self._native = 0
+        self._training: set[CodeType] = set()  # the functions around the steps of an optimizer
+        self._core = CoreWait()
         self._ended = threading.Event()
         self._looking: threading.Thread | None = None
 
     def start(self) -> None:
         """Look at this thread from now on."""
-        self._thread = threading.get_ident()
+        self._thread, self._native = threading.get_ident(), threading.get_native_id()
+        self._training = {*functions_around(sys._getframe())}
+        self._core.begin(self._native)
         self._last = self._turned = time.perf_counter()
         self.away = 0
         self._looking = threading.Thread(target=self._look, name="monitor", daemon=True)
         self._looking.start()
 
     def stop(self) -> None:
+        """What the script did since the last iteration counts, too, unless that is a part of an ordinary one."""
+        looking = self._looking and not self.away and not self._ended.is_set()
+        if looking and self._seen_s - self._last > self.iterations.slow_from():
+            self._add(self._seen_s)
         self._ended.set()
         if self._looking is not None:
             self._looking.join(1.0)
@@ -113,6 +128,7 @@ class Monitor:
     def _turn(self, by: int) -> None:
         self._away_s = self._away_until(now := time.perf_counter())
         self._turned = self._last = now
+        self._core.passed()
         self.away += by
 
     def _away_until(self, now: float) -> float:
@@ -133,16 +149,13 @@ class Monitor:
             self.start()
             return
         self._evaluating = False
-        plain, self._rare = self._rare == (rare := (self.counts.evaluations, self.counts.epochs)), rare
+        now, last = time.perf_counter(), self._last
+        self._add(now)
+        took, self._last = now - last, now
         if self.away:
             return
-        now = time.perf_counter()
         self.count += 1
-        self.observed_s += now - self._last
-        self.iterations.append(now - self._last)
-        if self.pace and plain:
-            self.pace.add(now, now - self._last)
-        self._last = now
+        self.observed_s += took
         if now >= self._measured:  # the memory, some 50 µs
             self._measured = now + max(MEASURED_S, self.observed_s / 100)
             on_device = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
@@ -151,16 +164,32 @@ class Monitor:
             with self.looking_away():
                 self.pace.look(self.count, self.seconds)
 
+    def _add(self, now: float) -> None:
+        """What has passed since the last iteration, as one more."""
+        rare, before = (self.counts.evaluations, self.counts.epochs), self._rare
+        marks = EVALUATED * (rare[0] > before[0]) | BEGAN * (rare[1] > before[1]) | RECORDED * bool(self.away)
+        self.iterations.add(now, now - self._last, marks, self.counts.garbage_s - self._collected, self._core.passed())
+        self._rare, self._collected = rare, self.counts.garbage_s
+
+    def epoch_left_s(self) -> float:
+        """How long the loader's pass takes from now on; 0 if nobody knows, or one has ended already."""
+        left = self._epoch_ends - self._all if not self.counts.epochs else 0
+        return max(left, 0) * self.observed_s / max(self.count, 1)
+
     def _look(self) -> None:
         away = 0.0
         for began, now, frame in looks(self._thread, self._ended):
             before, away = away, self._away_until(now)
             if not self.away:
-                activity, code, line = read_stack(frame)
+                activity, stack = read_stack(frame, self._training)
                 activity = EVALUATING if self._evaluating and self._no_grad else activity
-                if code.co_filename.startswith(OURS):  # the script has ended
+                if stack[0][0].co_filename.startswith(AROUND):  # the script has ended
                     continue
-                self.seconds[code, line, activity] += max(now - began - (away - before), 0.0)
+                self._seen_s = now
+                taken = max(now - began - (away - before), 0.0)
+                self.seconds[activity, stack] += taken
+                self.looked.append(((began + now) / 2, (activity, stack), taken))
+            self.cores.look(now, away, self._native)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -189,6 +218,9 @@ class Monitor:
         return train(module, mode)
 
     def _loader_begun(self, iterate: Callable[[DataLoader], Any], loader: DataLoader) -> Any:
+        if torch.is_grad_enabled():
+            with contextlib.suppress(TypeError):  # of an iterable dataset nobody knows it
+                self._epoch_ends = self._all + len(loader)
         if self._all and torch.is_grad_enabled():
             self.counts.epochs += bool(self.count)
             self.loaders[user_line(sys._getframe(1))] += 1
@@ -228,20 +260,27 @@ class Monitor:
     def _collection(self, phase: str, _about: dict) -> None:
         if phase == "start":
             self._collecting = time.perf_counter()
-        elif not self.away and threading.get_ident() == self._thread:
+        elif not self.away:  # in whatever thread, as all stand still
             self.counts.garbage_s += time.perf_counter() - self._collecting
 
-    def observation(self) -> Observation:
-        """What was seen until now."""
+    def observation(self, workers: set[int] = frozenset()) -> Observation:  # type: ignore[assignment]
+        """What was seen until now; `workers` are a loader's, by their processes' numbers."""
+        by_line: Any = Counter()
+        for (activity, stack), seconds in dict(self.seconds).items():
+            by_line[(*stack[0], activity)] += seconds
         lines = [
-            LineTime(code.co_filename, line, code.co_name, activity, seconds, self.calls[code])
-            for (code, line, activity), seconds in self.seconds.most_common(DEAREST)
+            LineTime(code.co_filename, line, code.co_name, activity, seconds, self.calls.made(code))
+            for (code, line, activity), seconds in by_line.most_common(DEAREST)
         ]
+        took = zip(self.iterations.took, self.iterations.marks, strict=True)
         return replace(
             self.counts,
             seconds=sum(self.seconds.values()),
-            iterations=list(self.iterations),
+            iterations=[seconds for seconds, marks in took if not marks & RECORDED][-KEPT:],
             lines=lines,
+            wall=self._wall(),
+            loops=self.calls.loops(dict(self.seconds))[:LOOPS],
+            cores=self.cores.data(workers),
             device_bytes=torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_initialized() else 0,
             padding=[sum(counts) for counts in zip(*self.padding, strict=True)],
             available=system_bytes(AVAILABLE),
@@ -249,10 +288,22 @@ class Monitor:
             loaders=[(*line, count / max(self._all, 1)) for line, count in self.loaders.most_common(1)],
             growing=self.growing.data(),
             clock=self.clock.data(),
-            pace=self.pace.data() if self.pace else {},
+            pace=self.pace.data(self.iterations) if self.pace else {},
             settings=self.settings.data(),
             variables=variables(),
         )
+
+    def _wall(self) -> dict[str, Any]:
+        ended, doing = self.iterations.ended, defaultdict(Counter)
+        looked = [(bisect_left(ended, at), what, seconds) for at, what, seconds in list(self.looked)]
+        for index, (activity, _), seconds in looked:
+            doing[index][activity] += seconds
+        kinds = self.iterations.kinds(doing)
+        stacks: dict[str, Counter] = defaultdict(Counter)
+        for index, what, seconds in looked:
+            if index < len(kinds):
+                stacks[kinds[index]][what] += seconds
+        return wall_time(self.iterations, kinds, stacks)
 
 
 def compilation() -> dict[str, Any]:

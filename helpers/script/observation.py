@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from ..lab import files
 
 CHECKSUM = "crc32"  # of the rest
-COSTS, PLACES = "costs.json.gz", "places.json.gz"  # a recording's profiles: without stacks, and with them
+# A recording's profiles: without stacks, with them, and of a slow iteration
+COSTS, PLACES, SLOWEST = "costs.json.gz", "places.json.gz", "slowest.json.gz"
 OBSERVED = "observed.json"  # beside them, where it is of one process
 
 
@@ -62,13 +63,17 @@ class Observation:
     unclaimed: tuple[str, int, float, bool] | None = None  # what `tensors.unclaimed` returns
     compiled: dict[str, Any] = field(default_factory=dict)  # what `compilation` returns
     loaders: list[tuple[str, int, float]] = field(default_factory=list)  # the line that begins most, how often
-    growing: list[Any] = field(default_factory=list)  # file, line, items, whether these hold graphs
+    growing: list[Any] = field(default_factory=list)  # what `Growing.data` returns
     clock: list[Any] = field(default_factory=list)  # from line, to line, spans
     pace: dict[str, Any] = field(default_factory=dict)  # of a script that is watched for minutes
     settings: dict[str, Any] = field(default_factory=dict)  # switches, and the lines that set them
     variables: list[str] = field(default_factory=list)  # of the environment, that cost time
     workers: list[tuple[str, int, float]] = field(default_factory=list)  # lines of a loader's workers, and seconds
+    worker_threads: int = 0  # torch's in each of them
     others: float | None = None  # cores that other processes used
+    wall: dict[str, Any] = field(default_factory=dict)  # what `wall_time` returns
+    loops: list[dict[str, Any]] = field(default_factory=list)  # the user's, as `Calls.loops` returns them
+    cores: dict[str, Any] = field(default_factory=dict)  # what `Cores.data` returns
 
     def write(self, path: Path) -> None:
         files.write(path, json.dumps(vars(self) | {CHECKSUM: _checksum(vars(self))}))

@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from ..lab.machine import OthersLoad
 from . import hooks
 from .children import started_recorded
-from .loader_workers import watched_workers
+from .loader_workers import Workers, watched_workers
 from .observation import OBSERVED, Observation
 from .running import UNSEEN, Stop, compiled, counted_steps, run_script, stop_after
 from .stacks import user_line
@@ -44,8 +44,7 @@ OWN_PROFILER = (
 READ_EARLY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by torch, when it is imported
 CLAIM = "recorded"  # a file of the process that is recorded, of several that a script starts
 PATIENCE = 10  # times the limit until the first step: data may be prepared before
-EARLIER = re.compile(r"(costs|places|rank\d+)\.json\.gz|observed\d*\.json|recorded")  # files of an earlier run
-DEAREST = 20  # lines of loaders' workers
+EARLIER = re.compile(r"(costs|places|slowest|rank\d+)\.json\.gz|observed\d*\.json|recorded")  # of an earlier run
 
 
 class NothingRecorded(Exception):
@@ -99,7 +98,7 @@ def record_script(
     then = "goes on to its end" if plan.go_on else f"is stopped, after {plan.seconds:.0f} s at the latest"
     tell(f"running {script}: it is watched, a few iterations are recorded, and it {then}")
     load = OthersLoad()
-    workers: list[Any] = []
+    workers = Workers()
     try:
         with load:
             code = _run(program, [script, *map(str, arguments)], windows, workers, tell)
@@ -138,7 +137,7 @@ def _emptied(folder: Path, rank: int) -> Path:
     return folder
 
 
-def _run(program: Any, argv: list[str], windows: Windows, workers: list[Any], tell: Callable[[str], None]) -> Any:
+def _run(program: Any, argv: list[str], windows: Windows, workers: Workers, tell: Callable[[str], None]) -> Any:
     """Run the script until the windows are over; what it gave to sys.exit."""
     folder, plan = windows.costs.path.parent, windows.plan
     limited = windows.ranks == 1 and not plan.go_on
@@ -163,7 +162,7 @@ def _run(program: Any, argv: list[str], windows: Windows, workers: list[Any], te
 @contextlib.contextmanager
 def recorded(
     windows: Windows,
-    workers: list[Any],
+    workers: Workers,
     *,
     stops: bool,
     tell: Callable[[str], None] = lambda line: None,
@@ -197,18 +196,17 @@ def recorded(
         counted_steps(stepped),
         hooks.wrap({hooks.PROFILER: profiled}),
         windows.monitor.watching(),
-        watched_workers() as by_line,
+        watched_workers(workers),
     ):
         try:
             yield
         finally:
             windows.monitor.stop()  # what follows is ours
-            workers += [(*line, seconds) for line, seconds in by_line().most_common(DEAREST)]
 
 
 def _record_started(call: Callable[[], Any], *, folder: Path, plan: Plan) -> None:
     """Run a call in a process that the script has started, and record it, unless another one is recorded already."""
-    windows, workers = Windows(folder, plan, 0, 1), []  # type: Windows, list[Any]
+    windows, workers = Windows(folder, plan, 0, 1), Workers()
 
     def claimed() -> bool:
         try:

@@ -1,4 +1,4 @@
-"""What a thread is doing, read from its stack: the user's innermost line, and what a library does for it there.
+"""What a thread is doing, read from its stack: the user's lines, and what a library does for the innermost one.
 
 And the line that made each Python call of a live profile, which its export leaves out.
 """
@@ -8,7 +8,7 @@ import functools
 import linecache
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -18,6 +18,8 @@ import torch
 from .running import OWN_FILES, run_script
 
 Line = tuple[str, int]  # file and number
+Stack = tuple[tuple[CodeType, int], ...]  # the user's functions and lines, innermost first
+DEEPEST = 40  # functions of a stack that count
 COMPUTING, DATASET, LOADING, EVALUATING = "computing", "in the dataset", "waiting for the loader", "evaluating"
 SAVING, DRAWING, LOGGING, COMPILING = "saving", "drawing", "logging", "compiling"
 COMMUNICATING, BACKWARD, OPTIMIZER, RECOMPUTING = "communicating", "backward", "optimizer", "recomputing activations"
@@ -46,28 +48,38 @@ _STARTERS = ("bin/dlspeed", "runpy.py", "<frozen runpy>")
 _INEXACT_NS = (0, 1, -1, 2, -2)  # how far an exported time may be from the profile's own, the nearest first
 
 
-def read_stack(frame: FrameType) -> tuple[str, CodeType, int]:
-    """What the thread is doing, and the user's function and line that has it done.
+def read_stack(frame: FrameType, training: Collection[CodeType] = ()) -> tuple[str, Stack]:
+    """What the thread is doing, and the user's functions and lines that have it done, innermost first.
 
     In a loader's iterator the user's code is the dataset's; a library's frames inside the user's call are the call's.
     What the user's code does inside of a library's call, such as a generator in tqdm's, is the user's; and what starts
     processes, such as a loader, isn't logging, though that is told of each fork.
-    Whatever a function does that is called `evaluate`, `validate_epoch` or `test`, it evaluates.
+    Whatever a function does that is called `evaluate`, `validate_epoch` or `test`, it evaluates, unless it is one of
+    those that are `training`, such as a `run_train_validation_loop`.
     """
-    activity, user, outer = "", None, frame
+    activity, users, outer = "", [], frame
     current: FrameType | None = frame
     while current is not None and current.f_code is not run_script.__code__:  # what is outside isn't the script's
         code, kind = current.f_code, _kind(current.f_code)
         if kind in (USER, EVALUATING):
-            if user is None or is_part(user[0]):
-                user = code, line_of(current)
-            activity = kind if kind == EVALUATING else activity
-        elif kind == LOADING and user is not None and not activity:
+            if users and is_part(users[-1][0]):
+                users.pop()
+            if len(users) < DEEPEST:
+                users.append((code, line_of(current)))
+            activity = kind if kind == EVALUATING and code not in training else activity
+        elif kind == LOADING and users and not activity:
             activity = DATASET
-        elif kind and activity in ("", LOGGING) and (user is None or kind in _THROUGH):
+        elif kind and activity in ("", LOGGING) and (not users or kind in _THROUGH):
             activity = kind
         current = current.f_back
-    return activity or COMPUTING, *(user or (outer.f_code, line_of(outer)))
+    return activity or COMPUTING, tuple(users) or ((outer.f_code, line_of(outer)),)
+
+
+def functions_around(frame: FrameType | None) -> Iterator[CodeType]:
+    """The function that a frame is of, and those that it was called from."""
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back
 
 
 def line_of(frame: FrameType) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .stacks import Line, user_line
 
 _ADD = {"append", "appendleft", "extend", "add"}
-MOST = 1000  # lists of an iteration
+MOST, SOME = 1000, 8  # lists of an iteration; items of one that are looked at
 
 
 def padded_positions(ids: Tensor) -> tuple[int, int, int] | None:
@@ -87,10 +87,25 @@ class Growing:
             self._lists = {key: each for key, each in self._lists.items() if sys.getrefcount(each[0]) > 2}
 
     def data(self) -> list[Any]:
-        """Of the longest that got an item or more in each iteration: file, line, items, whether these hold graphs."""
-        grown = [
-            (len(items), *line, any(isinstance(each, Tensor) and each.requires_grad for each in items))
-            for items, before, line in self._lists.values()
-            if line[1] and len(items) - before >= max(self._iterations - 1, 2)
-        ]
-        return [[file, line, count, graphs] for count, file, line, graphs in sorted(grown, reverse=True)[:1]]
+        """Of the largest that got an item or more in each iteration: file, line, items, graphs, bytes an iteration.
+
+        Whether its items hold graphs, and the bytes that these add in an iteration, without what such graphs keep.
+        """
+        grown = []
+        for items, before, line in self._lists.values():
+            more = len(items) - before
+            if line[1] and more >= max(self._iterations - 1, 2):
+                some = [each for _, each in zip(range(SOME), items, strict=False)]
+                size = sum(map(_bytes, some)) / len(some) * more / max(self._iterations, 1)
+                graphs = any(isinstance(each, Tensor) and each.requires_grad for each in some)
+                grown.append([*line, len(items), graphs, size])
+        return sorted(grown, key=lambda row: (-row[3], -row[4]))[:1]
+
+
+def _bytes(item: Any, depth: int = 3) -> float:
+    """What an item keeps, as far as it holds tensors, arrays and containers; of large ones by some of theirs."""
+    if isinstance(size := getattr(item, "nbytes", None), int):
+        return size
+    inner = [*item, *item.values()] if isinstance(item, dict) else item if isinstance(item, list | tuple | set) else []
+    some = [_bytes(each, depth - 1) for _, each in zip(range(SOME), inner, strict=False)] if depth else []
+    return sys.getsizeof(item, 64) + (sum(some) / len(some) * len(inner) if some else 0.0)

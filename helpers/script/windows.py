@@ -3,7 +3,9 @@
     first     3 iterations after the very first two, which `costs` replaces unless the script ends before
     costs     `steps` iterations after `after` others, without shapes and stacks, which slow the host
     places    up to 3 iterations with shapes and stacks
+    slowest   the next slow iteration, with both, where those take a fifth of the time and come at equal distances
 
+Then the loop goes on unrecorded until an epoch has ended, if it soon does, and what is slow and rare came three times.
 A window is shorter where its iterations have many events or take long; for `places` Python's calls are counted before.
 Iterations of 55 ms with 6,000 events are slowed by 12 % in `costs` (25 % with shapes).
 """
@@ -15,7 +17,6 @@ import json
 import math
 import os
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -31,12 +32,13 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..lab import files
 from ..lab.machine import missing_because
+from .iterations import Pace
+from .loader_workers import Workers
 from .monitor import Monitor
-from .observation import COSTS, PLACES, Observation
-from .pace import Pace
+from .observation import COSTS, PLACES, SLOWEST, Observation
 from .rates import speedups
 from .running import end_of_iteration
-from .stacks import CALLED_FROM, call_sites, is_part, runners
+from .stacks import CALLED_FROM, call_sites, runners
 from .tensors import unclaimed
 
 FIRST, WITH_STACKS, WARM_UP = 3, 3, 10  # iterations
@@ -44,6 +46,8 @@ EVENTS = 300_000  # in a profile at most: some 100 MB of JSON, which take 5 s to
 CALLS = 300_000  # of Python in an iteration: with more, stacks would take gigabytes of memory
 WINDOW_S, WARM_S = 60.0, 30.0  # what iterations of seconds are given
 OBSERVED, OBSERVED_S = 20, 8.0  # iterations without a profiler, and their seconds, that are waited for
+PATIENCE_S = 30.0  # unprofiled, for an epoch's end and for slow iterations
+SLOW_SHARE, SLOW_SEEN = 0.2, 0.05  # of the time in slow iterations: they are recorded; are waited for
 OBSERVED_TOGETHER = 10  # iterations after the windows where all ranks have to end at the same one
 
 Waiting = Generator[None, None, None]  # goes on whenever an iteration has ended
@@ -87,6 +91,7 @@ class Window:
     iterations: int = 0  # recorded whole
     events: float = 0.0  # in an iteration
     lost: str = ""  # why torch has no profile, where it fails
+    only_slowest: bool = False  # the other iterations don't count
 
     def record(
         self, number: int, active: int, warm: int, plain: list[float], settings: dict[str, Any], **options: Any
@@ -130,16 +135,20 @@ class Window:
             if seconds and threading.get_ident() == thread:  # stopped in another one, a profile is empty
                 self.iterations = len(seconds)
                 self.events = len(profiler.profiler.kineto_results.events()) / self.iterations
-                self._save(profiler, incomplete=first + self.iterations)
+                numbers = range(first, first + self.iterations + 1)
+                counted = [first + seconds.index(max(seconds))] if self.only_slowest else numbers[:-1]
+                self._save(profiler, [number for number in numbers if number not in counted])
 
-    def _save(self, profiler: OwnProfiler, incomplete: int) -> None:
-        """Write the profile, in which the iteration of this number doesn't count."""
+    def _save(self, profiler: OwnProfiler, incomplete: list[int]) -> None:
+        """Write the profile, in which the iterations of these numbers don't count."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Not in the system's folder for such: torch writes past the scratch of `try`, which may stand for that one.
         with tempfile.TemporaryDirectory(dir=self.path.parent) as folder:
             plain = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(plain))
-            data = plain.read_bytes().replace(b'"ProfilerStep#%d"' % incomplete, b'"incomplete iteration"')
+            data = plain.read_bytes()
+            for number in incomplete:
+                data = data.replace(b'"ProfilerStep#%d"' % number, b'"incomplete iteration"')
         if profiler.with_stack:
             data = _with_call_sites(data, profiler.profiler.kineto_results)
         files.write(self.path, gzip.compress(data, 4))
@@ -155,13 +164,13 @@ class Windows:
     def __init__(self, folder: Path, plan: Plan, rank: int, ranks: int) -> None:
         costs = folder / (COSTS if ranks == 1 else f"rank{rank}.json.gz")
         self.first, self.costs, self.places = Window(costs), Window(costs), Window(folder / PLACES)
+        self.slowest = Window(folder / SLOWEST, only_slowest=True)
         self.plan, self.rank, self.ranks = plan, rank, ranks
         self.warm = WARM_UP if plan.after is None else max(plan.after, 3)
         self.disturbed = False  # by a profiler of the script's
         self.iterations = 0  # that have ended
         self.monitor = Monitor(Pace() if plan.minutes else None)
         self._over = False
-        self._calls = 0  # of Python in an iteration
         self._plain: list[float] = []  # seconds of iterations that no profiler slowed
         self._ends_iteration = end_of_iteration()
         self._process = os.getpid()
@@ -186,9 +195,10 @@ class Windows:
         self._over = ended if self.ranks == 1 else self.iterations >= together
         return self._over
 
-    def observation(self, workers: list[Any], others: float | None = None) -> Observation:
+    def observation(self, workers: Workers, others: float | None = None) -> Observation:
         """What was seen of the loop, and of its loaders' workers and of other processes beside it."""
-        return replace(self.monitor.observation(), workers=workers, others=others)
+        seen = self.monitor.observation(workers.processes)
+        return replace(seen, workers=workers.lines, worker_threads=workers.threads, others=others)
 
     @property
     def are_of_this_process(self) -> bool:
@@ -207,8 +217,8 @@ class Windows:
         """What is not recorded and why, in words; nothing if all is."""
         if self.rank or self.places.iterations:
             return ""
-        if self._calls > CALLS:
-            return f"{script} makes {self._calls:,} Python calls an iteration: too many to record source lines"
+        if (calls := self.monitor.calls.total) > CALLS:
+            return f"{script} makes {calls:,} Python calls an iteration: too many to record source lines"
         if self.places.lost:
             return f"{script} is recorded without source lines: {self.places.lost}"
         recorded = self.costs.iterations or self.first.iterations
@@ -233,51 +243,47 @@ class Windows:
             self._plain.append(time.perf_counter() - last)
         yield from self._window(self.costs, self._fitting(self.plan.steps, self.first.events), 1)
         if self.rank == 0:
-            self._calls = yield from self._python_calls()
+            yield from self._count_calls()
+            calls = self.monitor.calls.total
             if missing_because("torch 2.8"):
                 yield  # older ones lose count of the calls that were running while these were counted
-            most = self._fitting(min(self.plan.steps, WITH_STACKS), self.costs.events + 2 * self._calls)
-            if self._calls <= CALLS:
+            most = self._fitting(min(self.plan.steps, WITH_STACKS), self.costs.events + 2 * calls)
+            if calls <= CALLS:
                 with _uncollected():
                     yield from self._window(self.places, most, 0, record_shapes=True, with_stack=True)
         if self.ranks == 1:
             self.monitor.counts.unclaimed = yield from unclaimed()
         while not self._is_observed():
             yield
+        if not self.plan.minutes:
+            yield from self._wait_for_slow()
 
     def _is_observed(self) -> bool:
         monitor = self.monitor
         ended = not self.plan.until_epoch or bool(monitor.counts.epochs or monitor.counts.evaluations)
         long = monitor.observed_s >= max(60 * self.plan.minutes, OBSERVED_S)
+        if long and monitor.observed_s + (left := monitor.epoch_left_s()) < PATIENCE_S:
+            ended &= not left
         return ended and self.ranks == 1 and monitor.count >= OBSERVED and long
 
-    def _python_calls(self) -> Generator[None, None, int]:
-        """The number of Python calls, of builtin functions too, of the next iteration, which that slows.
-
-        The observer gets those that each of the user's functions makes itself.
-        """
-        before, calls, made = sys.getprofile(), 0, self.monitor.calls
-
-        def count(frame: Any, event: str, function: Any) -> None:
-            nonlocal calls
-            if event not in ("call", "c_call"):
-                return
-            if event == "c_call":
-                self.monitor.growing.called(frame, function)
-            calls += 1
-            caller = frame if event == "c_call" else frame.f_back
-            while caller is not None and is_part(caller.f_code):
-                caller = caller.f_back
-            if caller is not None:
-                made[caller.f_code] += 1
-
-        with self.monitor.looking_away():
-            sys.setprofile(count)
-            try:
+    def _wait_for_slow(self) -> Waiting:
+        """Watch until slow iterations have come three times, and record the next one where it can be foreseen."""
+        share, ahead = self.monitor.iterations.next_slow()
+        while share >= SLOW_SEEN and not ahead and self.monitor.observed_s < PATIENCE_S:
+            for _ in range(max(self.monitor.count // 50, 1)):
                 yield
-            finally:
-                sys.setprofile(before)
-        return calls
+            share, ahead = self.monitor.iterations.next_slow()
+        step_s = statistics.median(self.monitor.iterations.own() or [0.0])
+        if share >= SLOW_SHARE and ahead and ahead * step_s < PATIENCE_S and self.monitor.calls.total <= CALLS:
+            for _ in range(ahead - 2):
+                yield
+            with _uncollected():
+                yield from self._window(self.slowest, 2, 0, record_shapes=True, with_stack=True)
+
+    def _count_calls(self) -> Waiting:
+        """Count calls and lines of the next iteration, which that slows."""
+        with self.monitor.looking_away(), self.monitor.calls.counted(self.monitor.growing.called):
+            yield
 
     def _window(self, window: Window, active: int, warm: int, **options: bool) -> Waiting:
         with self.monitor.looking_away():

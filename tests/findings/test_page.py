@@ -10,7 +10,8 @@ from findings.synthetic import Synthetic, parse
 
 from helpers.cli import main
 from helpers.findings.diagnose import diagnose
-from helpers.findings.page import MARK, page
+from helpers.findings.page import page
+from helpers.findings.step_picture import MARK
 from helpers.findings.trace import Note
 
 HOSTILE = """</title></svg><script>alert("1 & 2")</script><img src=x onerror='a()'>"""
@@ -26,7 +27,7 @@ def steps(name="aten::mm", count=3):
 
 
 def svg(html):
-    return ElementTree.fromstring(re.search(r"<svg.*</svg>", html, re.DOTALL)[0])
+    return ElementTree.fromstring(re.search(r'<svg class="step".*</svg>', html, re.DOTALL)[0])
 
 
 def titles(html):

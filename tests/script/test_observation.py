@@ -20,7 +20,8 @@ from helpers.findings.caveats import loop_notes, loop_text, loop_warnings
 from helpers.findings.diagnose import diagnose
 from helpers.findings.loop import Loop
 from helpers.findings.rules import unrecorded
-from helpers.findings.rules.unrecorded import costly_line, growth, late_rank, loop_findings, ranked
+from helpers.findings.rules.unrecorded import costly_line, growth, loop_findings, ranked
+from helpers.findings.rules.wall import late_rank
 from helpers.findings.summary import BOUND, Finding
 from helpers.lab.machine import OthersLoad
 from helpers.script import windows
@@ -389,15 +390,17 @@ def test_memory_that_grows_is_a_warning_unless_it_is_known_what_keeps_it_and_soo
     loop = seen(line(COMPUTING, 1.0), line(EVALUATING, 0.1), memory=grows, available=10**10)
     assert [warning.kind for warning in loop_warnings(Loop(loop))] == ["growing memory"]
     assert loop_findings(Loop(loop), 0.5) == []
-    kept = Loop(replace(loop, growing=[["/home/me/train.py", 4, 300, True]]))
+    kept = Loop(replace(loop, growing=[["/home/me/train.py", 4, 300, True, 0.0]]))
     (found,) = loop_findings(kept, 0.5)
     assert found.finding == "growing memory" and found.urgent and found.where == "train.py:4"
     assert "300 items" in found.evidence and "detach" in found.advice and loop_warnings(kept) == []
     first_pass = Loop(replace(kept.observation, epochs=0, lines=[*loop.lines, line(LOADING, 0.1)]))
     assert not any(each.urgent for each in loop_findings(first_pass, 0.0))
     assert "train.py:4" in loop_warnings(first_pass)[0].text
-    other = Finding("padding", "observed", 1.0, 0.9, "", "", "", BOUND)
+    other = Finding("padding", "observed", 1.0, 0.5, "", "", "", BOUND)
     assert ranked([other, found])[0] is found and ranked([other, replace(found, urgent=False)])[0] is other
+    most = replace(other, gain_share=0.75)
+    assert ranked([found, most])[0] is most, "what takes three quarters of the time comes first"
 
 
 def test_the_list_that_keeps_memory_is_named_by_the_line_that_adds_to_it(watched, monkeypatch):
@@ -419,10 +422,11 @@ def test_the_list_that_keeps_memory_is_named_by_the_line_that_adds_to_it(watched
 def test_the_rank_that_the_others_wait_for_is_named_with_its_line():
     quick = seen(line(COMPUTING, 0.5), line("backward", 1.5, 2))
     late = seen(line(COMPUTING, 0.9, 7), line("backward", 1.1, 2))
-    (found,) = late_rank({0: quick, 1: late})
+    number, (found,) = late_rank({0: quick, 1: late})
+    assert number == 1
     assert "rank 1 is late" in found.evidence and found.where == "train.py:7"
     assert found.gain_share == pytest.approx(0.2)
-    assert late_rank({0: quick, 1: quick}) == late_rank({0: quick}) == []
+    assert late_rank({0: quick, 1: quick}) == late_rank({0: quick}) == (-1, [])
 
 
 def test_a_loader_that_begins_anew_for_each_batch_is_named_by_its_line(watched):

@@ -12,7 +12,7 @@ from ..account import Spans, covered, intersect, length, of, subtract, union
 from ..scene import Scene, larger, totals
 from ..source_places import source_lines
 from ..summary import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
-from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, STEP, WHOLE, ZERO_GRAD, Event
+from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, STEP, WHOLE, ZERO_GRAD, Event, aten
 
 WITH_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers that take fused=True
 # A fused step of Adam reads weight, gradient and two moments and writes all but the gradient: 7 passes through memory
@@ -20,6 +20,7 @@ WITH_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers that take
 SAVED_ON_CPU, SMALL_AND_LARGE_US = (0.93, 2 / 3), (5, 50)  # of an op at a time, which takes so long
 ACCUMULATES = "torch::autograd::AccumulateGrad"
 LOOP = 50  # ops in a step of an unknown optimizer from which on it counts as a loop
+_NEW = aten("empty empty_strided resize_ resize_output_")
 _RESERVES = re.compile(r"(cuda|hip)(Malloc|Free)(Async)?(_\w+)?|cuMem(Create|Release|Map|Unmap)")
 
 
@@ -133,5 +134,14 @@ def returned_memory(scene: Scene) -> Iterator[Finding]:
     yield scene.finding("memory returned and reserved again", work, where, evidence, BOUND, case=case)
 
 
-RULES = (unfused_optimizer, zeroed_gradients)
+def filled_tensors(scene: Scene) -> Iterator[Finding]:
+    """New tensors that deterministic mode fills, so that what reads them too early is the same in each run."""
+    fills = [op for op in scene.trace.ops if op.name == "aten::fill_" and op.parent and op.parent.name in _NEW]
+    if fills:
+        evidence = f"{scene.each(len(fills), 'new tensor')} filled before anything is written to it"
+        work, case = scene.work(fills), "filled"
+        yield scene.finding("deterministic algorithms", work, scene.where(fills), evidence, MEASURED, case=case)
+
+
+RULES = (filled_tensors, unfused_optimizer, zeroed_gradients)
 DETAILED_RULES = (returned_memory,)

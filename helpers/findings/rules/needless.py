@@ -16,13 +16,12 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from math import ceil, prod
-from pathlib import PurePath
 from typing import Any
 
 from ...faults import remedy
 from ..account import length, of
 from ..scene import SEVERAL, Scene
-from ..source_places import by_source_line, others, source_line, source_lines, user_frame
+from ..source_places import by_source_line, line_or_function, others, source_line, source_lines, user_frame
 from ..summary import BOUND, ESTIMATE, MEASURED, Finding
 from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace, aten
 
@@ -100,7 +99,7 @@ def products_by_line(trace: Trace) -> dict[str, float]:
     times: Any = Counter()
     heavy: Any = Counter()
     for op in outermost(trace):
-        line = PurePath(source_line(trace, op).split(" ")[0]).name
+        line = line_or_function(trace, op)
         times[line] += op.us
         heavy[line] += length(of([e for e in (op, *op.inner()) if _is_heavy(e) or "Compiled" in e.name]))
     return {line: heavy[line] / time for line, time in times.items() if time}

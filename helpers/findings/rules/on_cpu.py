@@ -25,10 +25,6 @@ CACHE = 2**20  # bytes: a core's second-level cache holds about as much
 ITEMSIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 LEAST_CHAIN = 3  # ops in a row
 SMALL_US, SHARED_US = 50, 100  # of an op: below, its call takes the time; above, several threads share it
-_DETERMINISTIC = aten(
-    "index_put_ _index_put_impl_ scatter_add_ scatter_reduce_ index_add_ put_ embedding_dense_backward"
-)
-
 _CONVOLUTIONS = aten("convolution convolution_backward")
 _ELEMENTWISE = aten(
     "add sub rsub mul div neg reciprocal exp log log2 sqrt rsqrt pow abs erf sin cos tanh sigmoid relu gelu silu "

@@ -1,29 +1,31 @@
 """What no profile shows, as it happens between recorded iterations or in lines: rules from a `Loop` to its findings."""
 
 import itertools
+import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pandas as pd
 
-from ...script import pace, settings, stacks
-from ...script.observation import Observation
+from ...script import iterations, settings, stacks
+from ...script.iterations import EPOCHS
 from ...script.stacks import place, quoted
 from ..loop import Loop, by_line
 from ..summary import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
+from . import wall
 
 # Seen by the host's clock, on which a wait for the device counts, too
 OF_HOST = {"Python loop", "garbage collection"}
 MICRO_BATCHES = 8  # of a step, from which on fewer and larger ones are advised
 LEAST_PADDING = 0.05
 LOOP_CALLS = 200  # of a user's function in an iteration, from which on its lines are a loop's
-LOOP_SHARE = 0.1
+LOOP_SHARE, SMALL_MS = 0.1, 5.0  # of the time in a loop at least; of a pass at most
 LEAST_BACKWARD = 0.01
 DEAR, MULTIPLIES = 0.2, 0.2  # shares: of a line in the time, and of products in a line that is a model's
 GROWS = 16 * 2**20  # bytes that a process may grow by
 PAGE, FAULT_S = 4096, 1e-6  # bytes of a page, and what the kernel takes to clear and map one
-ENDS_S = 3600.0  # memory that is full so soon ends the training
+ENDS_S, URGENT = 3600.0, 0.6  # memory that is full so soon ends the training, which weighs as so much of the time
 ANEW = 0.5  # of iterations in which a loader begins anew
 COSTLY, OF_MODELS = "costly line", ("<module>", "forward")  # whose lines are many things' and count one by one
 LEAST_SLOWER = 0.03  # growth of an iteration's time over all that was watched
@@ -31,9 +33,15 @@ MOST_GROWN, THROTTLED = 3, 0.95  # kinds of things that are named; a GPU's clock
 # Findings whose cause is another one's, where that brings half as much
 EXPLAINED = {
     "small operators": {"Python loop", "small batches"},
-    "waiting for the loader": {"new loader each batch"},
+    "waiting for the loader": {"new loader each batch", "workers on the step's cores"},
+    "recomputed activations": {"weights formed anew"},
     "unfused optimizer": {"dense embedding gradients"},
 }
+# Calls that open or build what a worker could keep, where the line that loads a sample makes them
+_OPENS = re.compile(
+    r"\b(np\.load|torch\.load|File|tarfile\.open|ZipFile|lmdb\.open|zarr\.open|sqlite3\.connect|safe_open|ParquetFile"
+    r"|from_pretrained|Dataset|(pd|pandas)\.read_\w+|xr\.open_\w+)\("
+)
 _ACTIVITIES = {
     stacks.EVALUATING: "evaluation",
     stacks.SAVING: "checkpoints",
@@ -45,13 +53,16 @@ _ACTIVITIES = {
 
 
 def activities(loop: Loop) -> Iterator[Finding]:
+    repeated = loop.forms[loop.forms["activity"] == stacks.RECOMPUTING]["share"].sum()
     for activity, fault in _ACTIVITIES.items():
-        if share := loop.activities[activity]:
+        if share := loop.activities[activity] - (repeated if activity == stacks.RECOMPUTING else 0.0):
             evidence = f"{share:.0%} of the time of {len(loop.iterations)} iterations"
             if activity == stacks.COMPILING and (again := loop.observation.compiled.get("again")):
                 evidence += f"; compiled again because {again[-1]}"
+            kinds = loop.beyond(activity)
+            evidence += loop.mostly(kinds, share)
             sure = BOUND if activity == stacks.EVALUATING and loop.observation.evaluations < 2 else MEASURED
-            yield loop.finding(fault, share, loop.dearest(activity), evidence, sure)
+            yield loop.finding(fault, share, loop.dearest(activity), evidence, sure, kinds=kinds)
 
 
 def loader(loop: Loop) -> Iterator[Finding]:
@@ -63,8 +74,13 @@ def loader(loop: Loop) -> Iterator[Finding]:
         if often >= ANEW:
             evidence = f"{often:.2g} times an iteration a loader begins anew; {evidence}"
             yield loop.finding("new loader each batch", waits + inside, quoted(file, line), evidence, BOUND)
-    workers = loop.observation.workers
-    if inside:
+    workers, kinds = loop.observation.workers, loop.beyond(stacks.LOADING, stacks.DATASET)
+    if (threads := loop.observation.worker_threads) > 1 and threads * wall.workers(loop) > wall.cores(loop):
+        yield wall.too_many_threads(loop, waits + inside, evidence)
+    if not inside and kinds.get(EPOCHS, 0.0) > (waits + inside) / 2:
+        evidence += f", most of it when an epoch begins{loop.mostly(kinds, waits + inside)}"
+        where, case = loop.dearest(stacks.LOADING), "each epoch"
+    elif inside:
         where = loop.dearest(stacks.DATASET)
         evidence += f", {inside:.0%} of it in the dataset's own lines, in the process that trains"
         case = "in the dataset"
@@ -74,21 +90,56 @@ def loader(loop: Loop) -> Iterator[Finding]:
             file, line, seconds = workers[0]
             where = quoted(file, line)
             evidence += f"; that line has {seconds / sum(each for *_, each in workers):.0%} of the workers' time"
-    yield loop.finding("waiting for the loader", waits + inside, where, evidence, case=case)
+    case = "opened" if _OPENS.search(where) else case
+    yield loop.finding("waiting for the loader", waits + inside, where, evidence, case=case, kinds=kinds)
 
 
 def python_loops(loop: Loop) -> Iterator[Finding]:
-    """Functions of the user's that make many small calls: a loop that could be one call on a batch."""
+    """Loops of the user's over single elements, and functions that make many small calls: one call could do all.
+
+    The loop's own line is named, whatever it calls. A pass that takes long is no small one, unless it calls a module of
+    torch's, which could take all elements at once.
+    """
+    inside: set[tuple[str, str]] = set()
+    for found in loop.observation.loops:
+        share = found["seconds"] / loop.total
+        inside |= {(file, name) for file, name in found["functions"]}
+        if share < LOOP_SHARE or not (found["module"] or share * loop.step_ms / found["passes"] < SMALL_MS):
+            continue
+        at = place(found["file"], found["line"])
+        evidence = f"{at} runs {found['passes']:,} times an iteration, {share:.0%} of the time in {found['function']}"
+        if found["module"]:
+            evidence = (
+                f"{found['module']} is called {found['passes']:,} times an iteration from {at}, {share:.0%} of the time"
+            )
+        functions = [(file, name) for file, name in found["functions"]]
+        yield _loop_of(loop, share, functions, quoted(found["file"], found["line"]), evidence)
     looping = loop.table[(loop.table["activity"] == stacks.COMPUTING) & (loop.table["calls"] >= LOOP_CALLS)]
     for (file, name), lines in looping.groupby(["file", "function"]):
         share = lines["share"].sum()
-        if share < LOOP_SHARE:
-            continue
-        evidence = f"{lines['calls'].max():,} calls an iteration from {name}, {share:.0%} of the time"
-        if (back := loop.backward_share(file, name)) >= LEAST_BACKWARD:
-            evidence += f", and {back:.0%} for their backward pass"
-            share += back
-        yield loop.finding("Python loop", share, quoted(*by_line(lines).index[0]), evidence, BOUND)
+        if share >= LOOP_SHARE and (file, name) not in inside:
+            evidence = f"{lines['calls'].max():,} calls an iteration from {name}, {share:.0%} of the time"
+            yield _loop_of(loop, share, [(file, name)], quoted(*by_line(lines).index[0]), evidence)
+
+
+def _loop_of(loop: Loop, share: float, functions: list[tuple[str, str]], where: str, evidence: str) -> Finding:
+    """With the backward pass of what the functions compute."""
+    if (back := sum(loop.backward_share(*function) for function in functions)) >= LEAST_BACKWARD:
+        evidence += f", and {back:.0%} for their backward pass"
+        share += back
+    return loop.finding("Python loop", share, where, evidence, BOUND)
+
+
+def formed_weights(loop: Loop) -> Iterator[Finding]:
+    """Weights that are formed before each product with them; what checkpoints repeat of that is no activation's."""
+    if (share := loop.forms["share"].sum()) >= LEAST_PADDING:
+        where = by_line(loop.forms).index[0]
+        often = max(map(loop.formed, loop.forms.itertuples()))
+        evidence = f"{often:,.3g} weights a step are formed anew before their product, {share:.0%} of the time"
+        again = loop.forms[loop.forms["activity"] == stacks.RECOMPUTING]["share"].sum()
+        if again >= LEAST_PADDING:
+            evidence += f", {again:.0%} of it where checkpoints repeat the forward pass"
+        yield loop.finding("weights formed anew", share, quoted(*where), evidence, BOUND)
 
 
 def padding(loop: Loop) -> Iterator[Finding]:
@@ -106,11 +157,14 @@ def padding(loop: Loop) -> Iterator[Finding]:
 
 
 def garbage_collection(loop: Loop) -> Iterator[Finding]:
-    share = loop.observation.garbage_s / loop.total
+    kinds = {kind.name: kind.collected for kind in loop.kinds[1:] if kind.collected}
+    share = max(loop.observation.garbage_s / loop.total, sum(kinds.values()))
     evidence = f"{share:.0%} of the time in Python's collector of cycles"
     asked = next((at for at in map(quoted, loop.table["file"], loop.table["line"]) if "gc.collect" in at), None)
     case = "asked for" if asked else ""
-    yield loop.finding("garbage collection", share, asked or "wherever objects are made", evidence, case=case)
+    kept = next((quoted(file, line) for file, line, *_ in loop.observation.growing), "wherever objects are made")
+    evidence += loop.mostly(kinds, share)
+    yield loop.finding("garbage collection", share, asked or kept, evidence, case=case, kinds=kinds)
 
 
 def repeated_backwards(loop: Loop) -> Iterator[Finding]:
@@ -144,7 +198,9 @@ def growing_memory(loop: Loop) -> Iterator[Finding]:
     """
     lasts = loop.observation.epochs > 0 or not (loop.activities[stacks.LOADING] + loop.activities[stacks.DATASET])
     grown, slope, left = growth(loop.observation.memory, loop.observation.device_bytes, loop.observation.available)
-    for file, line, count, graphs in loop.observation.growing if grown else []:
+    for file, line, count, graphs, size in loop.observation.growing if grown else []:
+        if not graphs and size < slope / 10:
+            continue  # numbers, which can't be what fills it
         share = slope / PAGE * FAULT_S * 1e3 / loop.step_ms
         evidence = f"{grown}; a list of {count:,} items gets more here in each iteration"
         finding = loop.finding("growing memory", share, quoted(file, line), evidence, ESTIMATE, "graphs" * graphs)
@@ -163,19 +219,19 @@ def anomaly_detection(loop: Loop) -> Iterator[Finding]:
 def slower_and_slower(loop: Loop) -> Iterator[Finding]:
     """Iterations that take longer and longer, with the line that does and what there is more and more of."""
     watched = loop.observation.pace
-    found, looks = pace.trend(watched.get("blocks", [])), watched.get("looks", [])
+    found, looks = iterations.trend(watched.get("blocks", [])), watched.get("looks", [])
     if not found or found.low * found.minutes < LEAST_SLOWER:
         return
     times = f"{milliseconds(found.first_ms)} at first and {milliseconds(found.last_ms)} {found.minutes:.3g} minutes"
     evidence = f"a step took {times} later; {found.growth:.0%} ({found.low:.0%} to {found.high:.0%}) more a minute"
-    more = pace.grown(looks)
+    more = iterations.grown(looks)
     if more:
         evidence += f"; an iteration adds {', '.join(f'{each:.2g} {name}' for name, each in more[:MOST_GROWN])}"
-    clocks = [look["counted"][pace.CLOCK] for look in looks if pace.CLOCK in look["counted"]]
+    clocks = [look["counted"][iterations.CLOCK] for look in looks if iterations.CLOCK in look["counted"]]
     if falls := bool(clocks) and clocks[-1] < THROTTLED * clocks[0]:
-        hot = looks[-1]["counted"].get(pace.CELSIUS, 0)
+        hot = looks[-1]["counted"].get(iterations.CELSIUS, 0)
         evidence += f"; the GPU's clock fell from {clocks[0]:,.0f} to {clocks[-1]:,.0f} MHz at {hot:.0f} °C"
-    line = pace.later_line(looks)
+    line = iterations.later_line(looks)
     its_own = line is not None and line[1] * 1e3 > (found.last_ms - found.first_ms) / 4  # half, between the halves
     case = "" if more else "hot" if falls else "line" if its_own else "else"
     where = quoted(*line[0]) if line else "all lines alike"
@@ -196,6 +252,7 @@ RULES: tuple[Callable[[Loop], Iterator[Finding]], ...] = (
     activities,
     loader,
     python_loops,
+    formed_weights,
     padding,
     garbage_collection,
     repeated_backwards,
@@ -204,6 +261,7 @@ RULES: tuple[Callable[[Loop], Iterator[Finding]], ...] = (
     anomaly_detection,
     slower_and_slower,
     repeated_averaging,
+    *wall.RULES,
 )
 
 
@@ -225,7 +283,14 @@ def costly_line(loop: Loop, products: Mapping[str, float], findings: list[Findin
     share_of = [products.get(place(row.file, row.line), 0.0) for row in lines.itertuples()]
     lines = lines.loc[[share < MULTIPLIES for share in share_of]]
     whole = lines["function"].where(~lines["function"].isin(OF_MODELS), lines["line"])
+    loops = [
+        found
+        for found in loop.observation.loops
+        if any(f.where.startswith(f"{place(found['file'], found['line'])} ") for f in findings)
+    ]
+    inside = {(file, name) for found in loops for file, name in found["functions"]}
     groups = [group for _, group in lines.groupby(["file", whole]) if not _of_model(loop, group)]
+    groups = [group for group in groups if (group["file"].iloc[0], group["function"].iloc[0]) not in inside]
     for group in sorted(groups, key=lambda group: -group["share"].sum())[:1]:
         dearest, share = by_line(group).index[0], group["share"].sum()
         called = any(place(row.file, row.line) in products for row in group.itertuples())
@@ -245,12 +310,20 @@ def _of_model(loop: Loop, lines: pd.DataFrame) -> bool:
     return function not in OF_MODELS and loop.backward_share(file, function) >= lines["share"].sum() / 2
 
 
-def ranked(findings: list[Finding]) -> list[Finding]:
-    """In order: what ends the training, then by gain; without what another one explains."""
+def ranked(findings: list[Finding], ordinary: float = 1.0) -> list[Finding]:
+    """In order of gain; what ends the training counts for so much at least. Without what another one explains.
+
+    Where `ordinary` steps hold less than half of the wall time, what is of the other iterations comes first.
+    """
     gains = {finding.finding: finding.gain_share for finding in findings}
     causes = {f.finding: [gains.get(cause, 0.0) for cause in EXPLAINED.get(f.finding, ())] for f in findings}
     left = [f for f in findings if max(causes[f.finding], default=0.0) < f.gain_share / 2 or not f.gain_share]
-    return sorted(left, key=lambda finding: (not finding.urgent, -finding.gain_share))
+
+    def order(finding: Finding) -> tuple[bool, float]:
+        of_ordinary = 2 * sum(finding.kinds.values()) < finding.gain_share
+        return ordinary < 0.5 and of_ordinary, -max(finding.gain_share, URGENT * finding.urgent)
+
+    return sorted(left, key=order)
 
 
 def growth(memory: Sequence[tuple[int, int, int]], device_bytes: int, available: int = 0) -> tuple[str, float, float]:
@@ -270,21 +343,3 @@ def growth(memory: Sequence[tuple[int, int, int]], device_bytes: int, available:
             text = f"memory of {name} grows by {slope / 2**20:.1f} MiB an iteration"
             return f"{text}, and is full after {free / slope:,.0f} more" if free else text, slope, free / slope
     return "", 0.0, 0.0
-
-
-def late_rank(ranks: Mapping[int, Observation]) -> list[Finding]:
-    """The rank whose own work, outside of backward and collectives, takes longest: the others wait for it."""
-    loops = {rank: Loop(seen) for rank, seen in ranks.items() if seen.iterations}
-    if len(loops) < 2:
-        return []
-    together = (stacks.BACKWARD, stacks.COMMUNICATING)
-    own = {rank: (1 - sum(loop.activities[name] for name in together)) * loop.step_ms for rank, loop in loops.items()}
-    last = max(own, key=own.__getitem__)
-    loop, others = loops[last], statistics.median(ms for rank, ms in own.items() if rank != last)
-    share = (own[last] - others) / loop.step_ms
-    if share < 0.1:
-        return []
-    where = quoted(*by_line(loop.table[~loop.table["activity"].isin(together)]).index[0])
-    evidence = f"rank {last} is late: {milliseconds(own[last])} an iteration of its own work"
-    evidence += f"; the others' take {milliseconds(others)} and wait for it"
-    return [loop.finding("late rank", share, where, evidence)]

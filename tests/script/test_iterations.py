@@ -10,8 +10,8 @@ from helpers.findings.diagnose import diagnose
 from helpers.findings.loop import Loop
 from helpers.findings.rules.unrecorded import slower_and_slower
 from helpers.script import windows
+from helpers.script.iterations import BLOCKS, FILES, UNUSED, blocks, grown, later_line, trend
 from helpers.script.observation import Observation
-from helpers.script.pace import BLOCKS, FILES, UNUSED, blocks, grown, later_line, trend
 from helpers.script.recording import NothingRecorded
 
 GROWS = """
