@@ -83,7 +83,7 @@ class Submission:
         return round(sum(each.points for each in self.graded), 2)
 
     @property
-    def most(self) -> int:
+    def most(self) -> float:
         return sum(each.exercise.points for each in self.graded)
 
     def row(self) -> dict[str, Any]:
@@ -94,10 +94,10 @@ class Submission:
         lines = []
         for each in self.graded:
             exercise = each.exercise
-            lines.append(f"{exercise.name:<20}{each.verdict:<16}{each.points:g} of {exercise.points}")
+            lines.append(f"{exercise.name:<20}{each.verdict:<16}{each.points:g} of {exercise.points:g}")
             lines += [f"  {failure}" for failure in each.failures[:3]]  # the others often follow from these
             lines += [f"  hint: {each.check.hint}"] if each.failures and each.check.hint else []
-        return "\n".join([*lines, *self.faults, f"{self.path.name}: {self.points:g} of {self.most} points"])
+        return "\n".join([*lines, *self.faults, f"{self.path.name}: {self.points:g} of {self.most:g} points"])
 
 
 def table(submissions: Sequence[Submission]) -> str:
@@ -124,7 +124,7 @@ def write_csv(submissions: Iterable[Submission], path: Path) -> None:
         for one in submissions:
             for each in one.graded:
                 message = "; ".join(each.failures) or each.verdict
-                facts = f"{each.points:g}", each.exercise.points, f"{each.seconds:.1f}", message
+                facts = f"{each.points:g}", f"{each.exercise.points:g}", f"{each.seconds:.1f}", message
                 rows.writerow([one.path.stem, each.exercise.name, *facts])
 
 
