@@ -13,8 +13,9 @@ from .batching import batch_sampler, packed_attention, packing
 from .check import Check
 from .compilers import graphs, guarded_trace
 from .data import class_scores, forgetting, tar_read
+from .language import collated, dataset, positional_encoding, sequenced, token_accuracy, token_loss
 from .layers import chunked_loss, fused_norm, mfu, swiglu
-from .numbers import number, numbers
+from .numbers import number, numbers, reading
 from .precision import accumulated_step, autocast, grad_scaler
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "batch_sampler",
     "chunked_loss",
     "class_scores",
+    "collated",
+    "dataset",
     "forgetting",
     "fused_norm",
     "grad_scaler",
@@ -34,6 +37,11 @@ __all__ = [
     "numbers",
     "packed_attention",
     "packing",
+    "positional_encoding",
+    "reading",
+    "sequenced",
     "swiglu",
     "tar_read",
+    "token_accuracy",
+    "token_loss",
 ]

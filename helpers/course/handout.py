@@ -6,6 +6,7 @@ import json
 import shutil
 import uuid
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ def notebook(whole: dict[str, Any], address: str = "") -> dict[str, Any]:
         if address and "install.py" in source:
             cell["source"] = FETCHED.replace("{address}", address).splitlines(keepends=True)
         cells.append(cell)
+        if "exercise" in tags:
+            cells += _used(_names(source))
     return whole | {"cells": cells}
 
 
@@ -99,13 +102,18 @@ def _exercise(source: str, there: list[str]) -> list[dict[str, Any]]:
         return []
     names = [each.name for each in asked]
     parts = stubs(source, names, set().union(*map(_names, there)))
-    if replacing := [each.name for each in asked if each.piece]:
-        about = "# Once the check holds: our trainers and the cells below take yours."
-        parts.append(f"{about}\n# from helpers.pieces import use; use({', '.join(replacing)})")
     points = ", ".join(f"`{each.name}` ({each.points:g} points)" for each in asked)
     checks = [check for each in asked if (check := call(each)) not in there]
     cells = [_cell("markdown", f"### Exercise\n\nWrite {points}."), _cell("code", "\n\n\n".join(parts))]
-    return cells + [_cell("code", check) for check in checks]
+    return [*cells, *(_cell("code", check) for check in checks), *_used(names)]
+
+
+def _used(names: Collection[str]) -> list[dict[str, Any]]:
+    """A cell that hands the library those of these solutions that take a piece's place."""
+    if replacing := [each.name for each in EXERCISES.values() if each.name in names and each.piece]:
+        about = "# Once the check holds: our trainers and the cells below take yours."
+        return [_cell("code", f"{about}\n# from helpers.pieces import use; use({', '.join(replacing)})")]
+    return []
 
 
 def call(exercise: Exercise) -> str:
