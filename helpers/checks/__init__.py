@@ -15,6 +15,7 @@ from .compilers import graphs, guarded_trace
 from .data import class_scores, forgetting, tar_read
 from .language import collated, dataset, positional_encoding, sequenced, token_accuracy, token_loss
 from .layers import chunked_loss, fused_norm, mfu, swiglu
+from .modules import module_times
 from .numbers import number, numbers, reading
 from .precision import accumulated_step, autocast, grad_scaler
 
@@ -33,6 +34,7 @@ __all__ = [
     "graphs",
     "guarded_trace",
     "mfu",
+    "module_times",
     "number",
     "numbers",
     "packed_attention",

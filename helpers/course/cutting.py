@@ -52,7 +52,7 @@ def without_pieces(source: str, exercises: Mapping[str, str], depth: int) -> str
         name, begin = _name(node), min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
         if name in exercises:
             lines[begin - 1 : node.end_lineno] = [f'@cut("{exercises[name]}")\n', *_stub(node, lines)]
-        elif name.startswith("_") and name not in needed:
+        elif _helps_only(node) and name not in needed:
             del lines[begin - 1 : node.end_lineno]
     last = max((node.end_lineno for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))), default=0)
     lines.insert(last, f"from {'.' * (depth + 1)}pieces import cut\n")
@@ -76,13 +76,18 @@ def _name(node: ast.stmt) -> str:
     return getattr(node, "name", "") if isinstance(node, DEFINITIONS) else ""
 
 
+def _helps_only(node: ast.stmt) -> bool:
+    """Whether it is private, and nothing that a decorator hands on."""
+    return _name(node).startswith("_") and not getattr(node, "decorator_list", [])
+
+
 def _reached(nodes: list[ast.stmt]) -> set[str]:
     """The names that statements use which aren't private, and those that these use in turn."""
     uses = {
         id(node): {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} - {_name(node)} for node in nodes
     }
     reached: set[str] = set()
-    more = [node for node in nodes if not _name(node).startswith("_")]
+    more = [node for node in nodes if not _helps_only(node)]
     while more:
         reached |= set().union(*(uses.pop(id(node)) for node in more))
         more = [node for node in nodes if id(node) in uses and _name(node) in reached]

@@ -84,6 +84,7 @@ WRITTEN = [
         without=("models.gpt.sinusoids",),
         piece="models.gpt.PositionalEncoding",
     ),
+    Exercise(3, "MyProfiler", checks.module_times, without=("profiling.module_profiler.ModuleProfiler",)),
     Exercise(3, "my_reading", checks.reading, points=2.5),
     Exercise(3, "MyScores", checks.class_scores, without=("metrics.StreamingMetrics",)),
     Exercise(4, "MySwigluFunction", checks.swiglu, {"levels": [2]}, without=(SWIGLU, *LAYER)),
