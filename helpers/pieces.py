@@ -4,9 +4,13 @@
     use(DynamicScaler)      # from here on `helpers.amp.DynamicGradScaler` is this class, for our trainers, too
 
 `dlspeed course` writes stubs in the place of pieces. In a whole checkout nothing is cut, and `use` changes nothing.
+A stub that nothing was used for looks for the exercise's name in `mine.py`, where a reader keeps what other notebooks
+and scripts need.
 """
 
 import functools
+import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -29,17 +33,30 @@ def use(*solutions: Any) -> None:
 def cut(exercise: str) -> Callable[[Any], Any]:
     """Decorate the stub of a class or a function: until the exercise's solution is used, it raises, naming it."""
 
-    def missing(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError(f"the handout leaves this piece to you: solve {exercise}, then `use({exercise})`")
+    def found() -> None:
+        if importlib.util.find_spec("mine") and hasattr(mine := importlib.import_module("mine"), exercise):
+            use(getattr(mine, exercise))
+        else:
+            about = f"solve {exercise}, then `use({exercise})`, or put it into mine.py"
+            raise NotImplementedError(f"the handout leaves this piece to you: {about}")
+
+    def begin(self: Any, *given: Any, **named: Any) -> None:
+        found()
+        self.__init__(*given, **named)  # its class has another base now
+
+    def call(*given: Any, **named: Any) -> Any:
+        if exercise not in _FUNCTIONS:
+            found()
+        return _called(_FUNCTIONS[exercise], given, named)
 
     def decorate(piece: Any) -> Any:
         if not isinstance(piece, type):
-            return functools.wraps(piece)(
-                lambda *given, **named: _called(_FUNCTIONS.get(exercise, missing), given, named)
-            )
-        is_function = issubclass(piece, torch.autograd.Function)  # of which nobody makes an instance
-        whole = torch.autograd.Function if is_function else object
-        empty = type("Missing", (whole,), {"forward" if is_function else "__init__": missing})
+            return functools.wraps(piece)(call)
+        if issubclass(piece, torch.autograd.Function):  # of which nobody makes an instance
+            whole, missing = torch.autograd.Function, {"forward": lambda *_: found()}
+        else:
+            whole, missing = piece.__base__, {"__init__": begin}
+        empty = type("Missing", (whole,), missing)
         stub = type(piece)(piece.__name__, (empty,), {"__module__": piece.__module__, "__doc__": piece.__doc__})
         _CLASSES.setdefault(exercise, []).append(stub)
         return stub

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 Definition = ast.ClassDef | ast.FunctionDef
 DEFINITIONS = ast.ClassDef, ast.FunctionDef
+LAID_OUT = "torch.autograd.Function", "IterableDataset"  # classes whose instances another base's can't become
 YOURS = "raise NotImplementedError  # your code"
 
 
@@ -62,8 +63,8 @@ def without_pieces(source: str, exercises: Mapping[str, str], depth: int) -> str
 def _stub(node: Definition, lines: list[str]) -> Iterator[str]:
     """The lines of a definition up to its docstring; of a class's bases only what decides how it is laid out."""
     if isinstance(node, ast.ClassDef):
-        function = [base for base in map(ast.unparse, node.bases) if base.endswith("autograd.Function")]
-        yield f"class {node.name}{f'({function[0]})' if function else ''}:\n"
+        bases = [base for base in map(ast.unparse, node.bases) if base.startswith(LAID_OUT)]
+        yield f"class {node.name}{f'({bases[0]})' if bases else ''}:\n"
     else:
         yield from lines[node.lineno - 1 : node.body[0].lineno - 1]
     yield from lines[node.body[0].lineno - 1 : node.body[0].end_lineno] if _docstring(node) else ["    ...\n"]

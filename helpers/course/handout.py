@@ -18,6 +18,7 @@ from .cutting import stubs, without_pieces
 FILES = "LICENSE", "README.md", "USING.md", "pyproject.toml", "requirements.txt", "requirements-notebook.txt"
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*", "solutions")
 CLEARED = {"live", "exercise", "answer"}  # tags of cells whose outputs no student gets
+MINE = '"""What you wrote, by the names of the exercises, for the notebooks and scripts that need it, too."""\n'
 FETCHED = """# The file beside this notebook installs what is missing; alone, the notebook fetches the course.
 import io, os, urllib.request, zipfile
 from pathlib import Path
@@ -45,6 +46,7 @@ def hand_out(folder: Path, address: str = "", archive: bool = False) -> str:
         cells = notebook(json.loads(path.read_text(encoding="utf-8")), address)
         text = json.dumps(cells, ensure_ascii=False, indent=1) + "\n"
         (folder / "notebooks" / path.name).write_text(text, encoding="utf-8")
+    (folder / "mine.py").write_text(MINE, encoding="utf-8")
     pieces = cut_pieces(folder / "helpers")
     told = f"{folder}: {len(EXERCISES)} exercises, {pieces} pieces of helpers cut"
     return f"{told}; {shutil.make_archive(str(folder), 'zip', folder)}" if archive else told
@@ -111,7 +113,7 @@ def _exercise(source: str, there: list[str]) -> list[dict[str, Any]]:
 def _used(names: Collection[str]) -> list[dict[str, Any]]:
     """A cell that hands the library those of these solutions that take a piece's place."""
     if replacing := [each.name for each in EXERCISES.values() if each.name in names and each.piece]:
-        about = "# Once the check holds: our trainers and the cells below take yours."
+        about = "# Once the check holds: our trainers and the cells below take yours. Others take it from mine.py."
         return [_cell("code", f"{about}\n# from helpers.pieces import use; use({', '.join(replacing)})")]
     return []
 
