@@ -10,9 +10,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from helpers.book.execute import execute
 from solution_cases import BEFORE, solutions, solved_cells
 
+from helpers.book.build import execute
 from helpers.checks.numbers import ANSWERS
 from helpers.cli import main
 from helpers.course.cutting import without_pieces
