@@ -78,7 +78,7 @@ def train(setup: Setup, *, on_step: OnStep | None = None, progress: bool = True)
         "source": trainer.task.source,
         "steps": done["steps"],
         "skipped_steps": scaler.skipped_steps() if hasattr(scaler, "skipped_steps") else None,
-        "scale": scaler.get_scale() if scaler is not None else None,
+        "scale": float(scaler.scale(torch.ones(()))) if scaler is not None else None,
         "epochs": epochs,
         "diverged": not all(math.isfinite(value) for scores in epochs for value in scores.values()),
         "seconds": time.perf_counter() - began,

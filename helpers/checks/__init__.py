@@ -13,8 +13,10 @@ from .batching import batch_sampler, packed_attention, packing
 from .check import Check
 from .compilers import graphs, guarded_trace
 from .data import class_scores, forgetting, tar_read
+from .language import collated, dataset, positional_encoding, sequenced, token_accuracy, token_loss
 from .layers import chunked_loss, fused_norm, mfu, swiglu
-from .numbers import number, numbers
+from .modules import module_times
+from .numbers import number, numbers, reading
 from .precision import accumulated_step, autocast, grad_scaler
 
 __all__ = [
@@ -24,16 +26,24 @@ __all__ = [
     "batch_sampler",
     "chunked_loss",
     "class_scores",
+    "collated",
+    "dataset",
     "forgetting",
     "fused_norm",
     "grad_scaler",
     "graphs",
     "guarded_trace",
     "mfu",
+    "module_times",
     "number",
     "numbers",
     "packed_attention",
     "packing",
+    "positional_encoding",
+    "reading",
+    "sequenced",
     "swiglu",
     "tar_read",
+    "token_accuracy",
+    "token_loss",
 ]

@@ -70,6 +70,16 @@ def batch_sampler(
 
     yield Line("a batch takes as long from many samples as from few", times, flat, hint, conditional=True)
 
+    def making() -> list[float]:
+        return [_make_us(partial(make, _lengths(n), batch_size, k)) / n for n in (10_000, 300_000)]
+
+    def linear(times: list[float]) -> tuple[bool, str]:
+        few, many = times
+        return many <= 5 * few + 1, f"{few:.2f} µs a sample of 10,000, {many:.2f} µs of 300,000"
+
+    hint = "A table from a length to its samples takes one look at each; a list that is searched takes n."
+    yield Line("making it takes as long a sample, of many as of few", making, linear, hint, conditional=True)
+
 
 def _shuffled(batches: int) -> Iterator[int]:
     """What a sampler may do when an epoch begins."""
@@ -78,6 +88,12 @@ def _shuffled(batches: int) -> Iterator[int]:
 
 def _lengths(samples: int) -> np.ndarray:
     return np.random.default_rng(0).integers(1, 641, samples)
+
+
+def _make_us(make: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    make()
+    return (time.perf_counter() - start) * 1e6
 
 
 def _batch_us(make: Callable[[], Iterable]) -> float:

@@ -51,9 +51,15 @@ FUNCTIONS: dict[str, tuple[Function, tuple[Tensor, ...], tuple[Tensor, ...]]] = 
 }
 
 
+WITHOUT_VALUES = "branch on data", "branch on shape", "branch on dtype"  # on one path, nothing else is a constant
+
+
 @Checker
-def guarded_trace(capture: Callable[[Function, tuple[Tensor, ...]], Function]) -> Iterator[Line]:
-    """`capture(fn, example)`, a function that gives what fn gives, and runs fn again only where its path is another."""
+def guarded_trace(capture: Callable[[Function, tuple[Tensor, ...]], Function], guards: bool = True) -> Iterator[Line]:
+    """`capture(fn, example)`, a function that gives what fn gives, and runs fn again only where its path is another.
+
+    Without `guards` it is asked for the path of the example alone.
+    """
 
     def called(fn: Function, sets: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
         captured = capture(fn, tuple(x.clone() for x in sets[0]))
@@ -77,11 +83,12 @@ def guarded_trace(capture: Callable[[Function, tuple[Tensor, ...]], Function]) -
 
     about = "three calls on the captured path don't run the function"
     yield Line(about, runs, at_most(0, "runs"), "Where all guards hold, the captured graph is what runs.")
-    for name, (fn, example, other) in FUNCTIONS.items():
+    for name in FUNCTIONS if guards else WITHOUT_VALUES:
+        fn, example, other = FUNCTIONS[name]
         hint = "Which values did the function ask for that are no tensors? What are they for these arguments?"
-        sets = (example, other, example)
+        sets = (example, other if guards else tuple(2 * x for x in example), example)
         yield Line(
-            f"{name}: the example, another path, the example again",
+            f"{name}: the example, {'another path' if guards else 'other numbers'}, the example again",
             partial(called, fn, sets),
             partial(right, fn, sets),
             hint,

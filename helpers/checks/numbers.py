@@ -1,4 +1,4 @@
-"""What is worked out on paper: a number for each question of `numbers.toml`.
+"""What is worked out on paper, a number for each question of `numbers.toml`; and what is read off a profile.
 
 What is right, and the slips that lead to other numbers, are among a checkout's solutions, which no handout has.
 """
@@ -14,6 +14,7 @@ from ..lab.machine import project_root
 from .check import Check, Checker, Line
 
 TOLERANCE = 0.005  # of either end of the band, where an answer names no other
+FIVE, NEAR, BAND = 5, 3.0, 8.0  # faults; points of % that order leaves open, and that a gain may be off
 ANSWERS = project_root() / "data" / "solutions" / "answers.toml"
 
 
@@ -65,3 +66,50 @@ def numbers(chapter: int, names: Mapping[str, Any]) -> Check:
     tried = [check for check in checks if check.attempted]
     lines = [line for check in tried for line in check.lines]
     return Check(f"numbers of chapter {chapter}", lines, bool(tried), next((c.hint for c in tried if c.hint), ""))
+
+
+@Checker
+def reading(given: Any) -> Iterator[Line]:
+    """Five fixes of a slow loop by name, the one that gains most first: each with a faulty line and its gain in %.
+
+    Judged against the loop with that fault alone fixed, as `reading.toml` beside the answers holds it.
+    """
+    known: dict[str, dict[str, Any]] = {}
+    with contextlib.suppress(OSError):
+        known = tomllib.loads(ANSWERS.with_name("reading.toml").read_text(encoding="utf-8"))
+
+    @functools.cache
+    def listed() -> list[list]:
+        if not given:
+            raise NotImplementedError
+        return [[str(fix), str(line), float(gain)] for fix, (line, gain) in given.items()]
+
+    def large(rows: list[list]) -> tuple[bool, str]:
+        least = sorted((fault["gain"] for fault in known.values()), reverse=True)[FIVE - 1] - NEAR
+        wrong = [fix for fix, *_ in rows if fix not in known or known[fix]["gain"] < least]
+        return len(rows) == FIVE and not wrong, f"not among the largest: {wrong}" if wrong else f"{len(rows)} fixes"
+
+    def at_its_line(rows: list[list]) -> tuple[bool, str]:
+        lines = {fix: ["".join(part.split()) for part in known.get(fix, {}).get("lines", [])] for fix, *_ in rows}
+        wrong = [fix for fix, line, _ in rows if not any(part in "".join(line.split()) for part in lines[fix])]
+        return not wrong, f"elsewhere: {wrong}" if wrong else ""
+
+    def in_order(rows: list[list]) -> tuple[bool, str]:
+        gains = [known[fix]["gain"] for fix, *_ in rows if fix in known]
+        return all(a >= b - NEAR for i, a in enumerate(gains) for b in gains[i:]) and len(gains) == len(rows), ""
+
+    def near(rows: list[list]) -> tuple[bool, str]:
+        wrong = [fix for fix, _, gain in rows if abs(gain - known.get(fix, {"gain": -100})["gain"]) > BAND]
+        return not wrong, f"not what fixing it alone gains: {wrong}" if wrong else ""
+
+    for about, judge, hint in (
+        ("five of the largest faults", large, "Sort a profile by its own time, then undo one suspect after the other."),
+        ("each at its line", at_its_line, "`diagnose` and stacks name lines; copy the line."),
+        ("the one that gains most first", in_order, "A promise is an estimate: which fix alone is worth most?"),
+        (
+            "each gain is that of its fix alone",
+            near,
+            "Time the loop with this fault alone fixed, in turns with the loop.",
+        ),
+    ):
+        yield Line(about, listed, judge if known else lambda _: (False, "judged where it is graded"), hint)

@@ -27,7 +27,7 @@ COMMANDS = {  # and their files
     name: name.replace("try", "try_changes")
     for name in (
         "doctor", "measure", "carry", "train", "diagnose", "profile", "try", "guard", "referee", "fit", "grade",
-        "report",
+        "course", "report",
     )
 }  # fmt: skip
 STOPPED = {

@@ -18,12 +18,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--memory", type=positive, default=2.0, metavar="GIB", help="for each (default: 2)")
     add("--seed", type=int, metavar="N", help="that checks draw their inputs from (default: random)")
     add("--csv", type=Path, metavar="FILE", help="write a row for each student and exercise")
+    add("--pages", type=Path, metavar="DIR", help="write each student's answers in words as a page for the teacher")
+    add("--gradescope", type=Path, metavar="FILE", help="write one file's points as Gradescope's results.json")
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from .. import grading
-    from ..grading.grade import table, write_csv
+    from ..grading.grade import gradescope, table, write_csv
 
     given = options.submission
     many = len(given) > 1 or given[0].is_dir()
@@ -31,6 +33,8 @@ def run(options: argparse.Namespace) -> int:
         sorted(path for path in one.iterdir() if path.suffix in (".ipynb", ".py")) for one in given if one.is_dir()
     ]
     paths = [one for one in given if not one.is_dir()] + [path for folder in folders for path in folder]
+    if options.gradescope and len(paths) != 1:
+        return fail("--gradescope is for one file", 2)
     limits = grading.Limits(options.seconds, options.memory)
     submissions = grading.grade(paths, options.chapter, limits, options.seed)
     if not any(each.graded for each in submissions):
@@ -38,6 +42,10 @@ def run(options: argparse.Namespace) -> int:
         return fail(f"no exercise is in {given[0]}{': ' if faults else ''}{'; '.join(faults)}", 2)
     if options.csv:
         write_csv(submissions, options.csv)
+    if options.pages:
+        grading.write_pages(submissions, options.pages)
+    if options.gradescope:
+        options.gradescope.write_text(json.dumps(gradescope(submissions[0]), indent=1), encoding="utf-8")
     if options.json:
         rows = [each.row() for each in submissions]
         print(json.dumps(rows if many else rows[0], indent=1))

@@ -11,5 +11,6 @@ is compared in this process, which it can't reach.
 
 from .exercises import EXERCISES, Exercise
 from .grade import Graded, Limits, Submission, grade, not_limited
+from .words import write_pages
 
-__all__ = ["EXERCISES", "Exercise", "Graded", "Limits", "Submission", "grade", "not_limited"]
+__all__ = ["EXERCISES", "Exercise", "Graded", "Limits", "Submission", "grade", "not_limited", "write_pages"]

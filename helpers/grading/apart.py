@@ -244,7 +244,7 @@ def _answer(
     given: Iterator[tuple[str, Any]] = iter([(RAISES, f"it isn't defined{'; ' if fault else ''}{fault}")])
     try:
         if exercise.name in names:
-            for piece in exercise.without:
+            for piece in exercise.refused:
                 _refuse(piece)
             given = answers(exercise.lines(names[exercise.name], seed))
     except NotImplementedError:

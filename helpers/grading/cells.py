@@ -20,6 +20,10 @@ class Cell:
     place: str
     source: str
 
+    @property
+    def helps(self) -> bool:
+        return self.place.startswith("line ") and self.source.startswith(("def ", "class ", "@"))
+
     @cached_property
     def names(self) -> set[str]:
         """The names that it defines or reads, outside of functions."""
@@ -37,8 +41,23 @@ class Handed:
         return self.last(name) is not None
 
     def last(self, name: str) -> int | None:
-        """The place among the cells of the last one with this name: after it, an exercise is as it was checked last."""
-        return max((at for at, cell in enumerate(self.cells) if name in cell.names), default=None)
+        """The place among the cells of the last one with this name: after it, an exercise is as it was checked last.
+
+        Of a script's statements definitions that follow belong to it, as they may help.
+        """
+        place = max((at for at, cell in enumerate(self.cells) if name in cell.names), default=None)
+        while place is not None and any(cell.helps for cell in self.cells[place + 1 : place + 2]):
+            place += 1
+        return place
+
+    def text(self, name: str) -> str | None:
+        """The last text that a cell gives this name, without running it."""
+        found = None
+        for statement in [statement for cell in self.cells for statement in ast.parse(cell.source).body]:
+            if isinstance(statement, ast.Assign) and [ast.unparse(target) for target in statement.targets] == [name]:
+                with contextlib.suppress(ValueError):
+                    found = str(ast.literal_eval(statement.value))
+        return found
 
     def normalised(self, name: str) -> str:
         """The last definition of a class or a function without what its author may call as they like; "" if small."""

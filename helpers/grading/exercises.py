@@ -14,15 +14,26 @@ from ..checks.numbers import questions
 class Exercise:
     """`name` is what a notebook's cell defines, and `check(solution, **options)` judges it there as here.
 
-    `without` names what solves it already: pieces of this library, by their room, and of torch.
+    `piece` is what of this library a handout lacks, and the solution can take the place of; `beside` goes with it.
+    `without` names what else solves it already: pieces of this library, by their room, and of torch.
     """
 
     chapter: int
     name: str
     check: Checker
     options: Mapping[str, Any] = field(default_factory=dict)
-    points: int = 4
+    points: float = 4
     without: tuple[str, ...] = ()
+    piece: str = ""
+    beside: tuple[str, ...] = ()
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        return (self.piece, *self.beside) if self.piece else ()
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        return (*self.without, *self.cut)
 
     def lines(self, solution: Any = object, seed: int = 0) -> list[Line]:
         """The check's lines; those without a solution can only judge."""
@@ -30,25 +41,60 @@ class Exercise:
         return list(self.check.lines(solution, **self.options, **drawn))
 
 
-SCALERS = "amp.DynamicGradScaler", "amp.StaticGradScaler", "torch.amp.GradScaler"
+STATIC, DYNAMIC = "amp.scaler.StaticGradScaler", "amp.dynamic_scaler.DynamicGradScaler"
+SCALERS = DYNAMIC, STATIC, "torch.amp.GradScaler"
+AUTOCASTS = "amp.autocast.Autocast", "torch.autocast"
+SWIGLU = "swiglu.function.MemoryOptimizedSwigluMLPFunction"
+ELEMENTWISE = "activate", "activate_keeping", "activate_packing", "differentiate", "differentiate_packed"
+IN_STEPS = "swiglu.steps.forward", "swiglu.steps.backward"
+LAYER = (*IN_STEPS, *(f"swiglu.{file}.{name}" for file in ("elementwise", "triton_kernels") for name in ELEMENTWISE))
+PACKERS, ATTENTIONS = ("batching.pack",), ("batching.packed_attention",)
+PADDED, SAMPLER = ("torch.nn.utils.rnn.pad_sequence",), "batching.sampler.BalancedBatchSampler"
+CAPTURES = "torch.compile", "torch.export.export"
+# What a notebook solves itself, in a cell tagged `solution`. Points are the larger of the tasks' texts.
+SOLVED = [
+    Exercise(1, "StaticScaler", checks.grad_scaler, {"dynamic": False}, 1.5, SCALERS, STATIC),
+    Exercise(1, "DynamicScaler", checks.grad_scaler, points=1.5, without=SCALERS, piece=DYNAMIC),
+    Exercise(1, "TinyAutocast", checks.autocast, points=2, without=AUTOCASTS, piece=AUTOCASTS[0]),
+    Exercise(2, "BrainDataset", checks.dataset, {"padded": True}, 0.5, ("batching.BaseDataset",)),
+    Exercise(2, "BigBrainDataset", checks.dataset, points=0.5, without=("batching.StandardDataset",)),
+    Exercise(2, "collate", checks.collated, points=0.5, without=PADDED, piece="batching.datasets.collate_fn"),
+    Exercise(2, "BalancedSampler", checks.batch_sampler, points=2.5, piece=SAMPLER),
+    Exercise(2, "first_fit", checks.packing, without=PACKERS),
+    Exercise(2, "block_diagonal", checks.packed_attention, without=ATTENTIONS),
+    Exercise(4, "SwigluFunction", checks.swiglu, piece=SWIGLU, beside=LAYER),
+    Exercise(7, "trace", checks.guarded_trace, {"guards": False}, without=CAPTURES),
+    Exercise(7, "fused", checks.fused_norm, {"norm": False}, piece="chapters.compilers.fusion.in_blocks"),
+]
 WRITTEN = [
     Exercise(1, "MyScaler", checks.grad_scaler, {"reads": False}, without=SCALERS),
-    Exercise(1, "MyAutocast", checks.autocast, without=("amp.Autocast", "torch.autocast")),
+    Exercise(1, "MyAutocast", checks.autocast, without=AUTOCASTS),
     Exercise(1, "my_step", checks.accumulated_step),
-    Exercise(2, "MySampler", checks.batch_sampler, {"full": 0.94}, without=("batching.BalancedBatchSampler",)),
-    Exercise(2, "best_fit", checks.packing, {"best_fit": True}, without=("batching.pack",)),
-    Exercise(2, "my_attention", checks.packed_attention, {"apart": True}, without=("batching.packed_attention",)),
-    Exercise(3, "MyScores", checks.class_scores, without=("metrics.StreamingMetrics",)),
+    Exercise(2, "MySampler", checks.batch_sampler, {"full": 0.94}, without=(SAMPLER,)),
+    Exercise(2, "best_fit", checks.packing, {"best_fit": True}, without=PACKERS),
+    Exercise(2, "my_attention", checks.packed_attention, {"apart": True}, without=ATTENTIONS),
+    Exercise(2, "MySequencedDataset", checks.sequenced, points=1.5, piece="batching.sequenced.SequencedDataset"),
+    Exercise(2, "MyAccuracy", checks.token_accuracy, points=1, piece="metrics.LMAccuracy"),
+    Exercise(2, "MyCrossEntropyLoss", checks.token_loss, points=1, piece="metrics.LMCrossEntropyLoss"),
     Exercise(
-        4, "MySwigluFunction", checks.swiglu, {"levels": [2]}, without=("swiglu.MemoryOptimizedSwigluMLPFunction",)
+        2,
+        "MyPositionalEncoding",
+        checks.positional_encoding,
+        points=1,
+        without=("models.gpt.sinusoids",),
+        piece="models.gpt.PositionalEncoding",
     ),
+    Exercise(3, "MyProfiler", checks.module_times, without=("profiling.module_profiler.ModuleProfiler",)),
+    Exercise(3, "my_reading", checks.reading, points=2.5),
+    Exercise(3, "MyScores", checks.class_scores, without=("metrics.StreamingMetrics",)),
+    Exercise(4, "MySwigluFunction", checks.swiglu, {"levels": [2]}, without=(SWIGLU, *LAYER)),
     Exercise(5, "my_mfu", checks.mfu, without=("rush.rates.flops_per_token",)),
     Exercise(
         5, "my_chunked_loss", checks.chunked_loss, {"recomputes": True}, without=("kernels.chunked_loss.chunked",)
     ),
     Exercise(6, "MyTarShard", checks.tar_read),
     Exercise(6, "MyCounter", checks.forgetting, without=("pipelines.ForgettingTracker",)),
-    Exercise(7, "guarded_trace", checks.guarded_trace, without=("torch.compile", "torch.export.export")),
+    Exercise(7, "guarded_trace", checks.guarded_trace, without=CAPTURES),
     Exercise(7, "fused_with_norm", checks.fused_norm),
     Exercise(7, "three_graphs", checks.graphs),
 ]
@@ -57,4 +103,4 @@ ON_PAPER = [
     for chapter, asked in questions().items()
     for name in asked
 ]
-EXERCISES = {exercise.name: exercise for exercise in sorted(WRITTEN + ON_PAPER, key=lambda each: each.chapter)}
+EXERCISES = {exercise.name: exercise for exercise in sorted(SOLVED + WRITTEN + ON_PAPER, key=lambda each: each.chapter)}

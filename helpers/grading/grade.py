@@ -60,6 +60,13 @@ class Graded:
     def failures(self) -> list[str]:
         return [about for verdict, about in self.check.lines if verdict == "FAILS"] if self.check else []
 
+    def message(self) -> str:
+        """The verdict; of a failed one which parts held, which failed and how."""
+        if not self.failures:
+            return self.verdict
+        held = [part.about for part, holds in zip(self.parts, self.held, strict=True) if holds]
+        return "; ".join([f"holds: {', '.join(held)}"] * bool(held) + [f"fails: {each}" for each in self.failures])
+
     def row(self) -> dict[str, Any]:
         facts = {"chapter": self.exercise.chapter, "exercise": self.exercise.name, "verdict": self.verdict}
         facts |= {"points": self.points, "of": self.exercise.points, "seconds": round(self.seconds, 1)}
@@ -75,6 +82,7 @@ class Submission:
     """A file's exercises; `faults` are what of it can't be read, and what its cells raised."""
 
     path: Path
+    handed: Handed
     graded: list[Graded]
     faults: list[str]
 
@@ -83,7 +91,7 @@ class Submission:
         return round(sum(each.points for each in self.graded), 2)
 
     @property
-    def most(self) -> int:
+    def most(self) -> float:
         return sum(each.exercise.points for each in self.graded)
 
     def row(self) -> dict[str, Any]:
@@ -94,10 +102,10 @@ class Submission:
         lines = []
         for each in self.graded:
             exercise = each.exercise
-            lines.append(f"{exercise.name:<20}{each.verdict:<16}{each.points:g} of {exercise.points}")
+            lines.append(f"{exercise.name:<20}{each.verdict:<16}{each.points:g} of {exercise.points:g}")
             lines += [f"  {failure}" for failure in each.failures[:3]]  # the others often follow from these
             lines += [f"  hint: {each.check.hint}"] if each.failures and each.check.hint else []
-        return "\n".join([*lines, *self.faults, f"{self.path.name}: {self.points:g} of {self.most} points"])
+        return "\n".join([*lines, *self.faults, f"{self.path.name}: {self.points:g} of {self.most:g} points"])
 
 
 def table(submissions: Sequence[Submission]) -> str:
@@ -117,15 +125,32 @@ def table(submissions: Sequence[Submission]) -> str:
 
 
 def write_csv(submissions: Iterable[Submission], path: Path) -> None:
-    """A row an exercise of a student, who has the file's name; the message has the parts that failed."""
+    """A row an exercise of a student, who has the file's name; the message says which parts held, and what failed."""
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["student", "exercise", "points", "of", "seconds", "message"])
         for one in submissions:
             for each in one.graded:
-                message = "; ".join(each.failures) or each.verdict
-                facts = f"{each.points:g}", each.exercise.points, f"{each.seconds:.1f}", message
+                message = each.message()
+                facts = f"{each.points:g}", f"{each.exercise.points:g}", f"{each.seconds:.1f}", message
                 rows.writerow([one.path.stem, each.exercise.name, *facts])
+
+
+def gradescope(submission: Submission) -> dict[str, Any]:
+    """What Gradescope reads from /autograder/results/results.json of one submission: a test an exercise."""
+    tests = [
+        {
+            "name": each.exercise.name,
+            "number": str(each.exercise.chapter),
+            "score": each.points,
+            "max_score": each.exercise.points,
+            "status": "passed" if each.verdict == "passed" else "failed",
+            "output": each.message(),
+        }
+        for each in submission.graded
+    ]
+    output = "\n".join(submission.faults)
+    return {"score": submission.points, "output": output, "visibility": "visible", "tests": tests}
 
 
 def not_limited() -> list[str]:
@@ -155,7 +180,7 @@ def grade(
             chosen = _chosen(handed, chapter)
             graded = [_judged(each, handed, ran, seed, equal.get((path, each.name), [])) for each in chosen]
             faults = handed.faults + [f"{place}: {why}" for place, why in ran.faults.items()]
-            submissions.append(Submission(path, graded, faults))
+            submissions.append(Submission(path, handed, graded, faults))
     finally:
         for process in list((pool._processes or {}).values()):
             process.kill()  # idle, or not to be waited for

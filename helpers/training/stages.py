@@ -113,7 +113,7 @@ def run(
         "validation_accuracy": timed["validation_accuracy"],
         "constant_accuracy": guess_scores(trainer.task)["guess_accuracy"],
         "train_loss": trainer.train_scores()["loss"],
-        "skipped_steps": 0 if trainer.scaler is None else trainer.scaler.skipped_steps(),
+        "skipped_steps": trainer.scaler.skipped_steps() if hasattr(trainer.scaler, "skipped_steps") else 0,
         "steps": timed["steps"],
         "million_parameters": sum(parameter.numel() for parameter in trainer.model.parameters()) / 1e6,
         "precision": trainer.precision.name,

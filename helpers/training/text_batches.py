@@ -112,15 +112,16 @@ def packed_batches(
 def _by_epoch(
     order: RandomOrder | BalancedBatchSampler | SequencedDataset, loaded: Callable[[], Iterator[Batch]]
 ) -> Feed:
-    """An epoch's batches, and how many it has, where what is loaded follows from `order`."""
+    """An epoch's batches, and how many it has, where what is loaded follows from `order`, a course's among them."""
+    begin = getattr(order, "set_epoch", lambda epoch: None)
 
     def batches(epoch: int) -> Iterator[Batch]:
-        order.set_epoch(epoch)
+        begin(epoch)
         return loaded()
 
     def steps(epoch: int) -> int:
-        order.set_epoch(epoch)
-        return len(order)
+        begin(epoch)
+        return len(order) if hasattr(order, "__len__") else sum(1 for _ in order)
 
     return batches, steps
 

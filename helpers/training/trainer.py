@@ -85,8 +85,10 @@ def advance(optimizer: Optimizer, scaler: Any = None, clip: float | None = None)
     if clip is not None and hasattr(scaler, "clip_grad_norm_"):
         norm = scaler.clip_grad_norm_(optimizer, clip)
     elif clip is not None:
-        if scaler is not None:
+        if hasattr(scaler, "unscale_"):
             scaler.unscale_(optimizer)
+        elif scaler is not None:  # a course's, which unscales in its step
+            clip *= float(scaler.scale(torch.ones(())))
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(weights, clip)
     if scaler is None:

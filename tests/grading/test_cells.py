@@ -36,8 +36,8 @@ def test_a_definition_that_is_small_is_equal_to_none():
 def test_equal_solutions_are_listed_with_each(tmp_path):
     for name, source in {"a.py": MINE, "b.py": RENAMED, "c.py": MINE.replace("- 1", "- 2")}.items():
         (tmp_path / name).write_text(source)
-    rows = [one.row()["exercises"][1] for one in grade(sorted(tmp_path.iterdir()))]
-    assert [row["exercise"] for row in rows] == ["best_fit"] * 3
+    graded = [one.row()["exercises"] for one in grade(sorted(tmp_path.iterdir()))]
+    rows = [row for exercises in graded for row in exercises if row["exercise"] == "best_fit"]
     assert [row["equal"] for row in rows] == [["a.py", "b.py"], ["a.py", "b.py"], []]
 
 

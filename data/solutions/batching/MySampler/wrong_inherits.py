@@ -1,5 +1,5 @@
 # The library's sampler under another name.
-# says: helpers.batching.BalancedBatchSampler is what this exercise asks for
+# says: BalancedBatchSampler is what this exercise asks for
 from helpers.batching import BalancedBatchSampler
 
 

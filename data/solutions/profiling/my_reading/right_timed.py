@@ -1,0 +1,7 @@
+my_reading = {
+    "bf16": ("logits = model(tokens, attend=attend)", 24),
+    "short_padding": ("return F.pad(tokens, (0, self.length - len(tokens)), value=self.vocab.pad_id)", 13),
+    "fused_loss": ("logarithms = torch.softmax(logits, dim=-1).clamp(min=1e-38).log()  # (B, T, V)", 9),
+    "width_1024": ('length, shape = sizes["max_length"] + 1, sizes["shape"][0]', 8.5),
+    "vocabulary_64": ("model = slow_gpt(len(text.vocab), sizes)", 6),
+}
