@@ -31,6 +31,7 @@ def test_a_table_that_hangs_is_left_and_named(monkeypatch):
     assert rehearse([tables.hangs], str) == ["cases/hangs: hangs: not done within 0 s"]
 
 
+@pytest.mark.long
 def test_the_command_exits_with_1_and_lists_the_faults(monkeypatch, capsys):
     for chosen, code in (([], 0), ([tables.differs], 1)):
         monkeypatch.setattr(chapters, "select", lambda _, chosen=chosen: chosen)

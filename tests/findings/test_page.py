@@ -57,6 +57,7 @@ def test_names_in_a_profile_cannot_inject_markup():
     assert not re.search(r"https?:|url\(|@import", html.replace(HOSTILE, ""))
 
 
+@pytest.mark.long
 def test_20000_events_stay_below_2_mb_and_none_is_lost():
     made = Synthetic()
     with made.step():

@@ -47,6 +47,7 @@ def test_json_is_for_a_grade_book(tmp_path, capsys):
     assert grown["parts"] == [{"part": questions()[3]["grown"], "points": 1, "of": 1}]
 
 
+@pytest.mark.long
 def test_a_csv_has_a_row_for_each_student_and_exercise(tmp_path, capsys):
     for student, product in (("ann", 4 / 3), ("bob", 2)):
         (tmp_path / f"{student}.py").write_text(f"product_ratio = {product}")

@@ -22,6 +22,7 @@ def new_pages(kept: bool) -> tuple[str, int]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+@pytest.mark.long
 def test_a_process_that_keeps_its_pages_gets_no_new_ones():
     assert in_fresh_process(new_pages, False)[1] > 10_000  # this one may have run a notebook, which keeps them
     why, faults = in_fresh_process(new_pages, True)

@@ -49,6 +49,16 @@ def test_every_verdict_also_of_older_records_is_of_one_class(verdict, of):
     assert verdict_class(verdict) == of and todays(verdict) == verdict
 
 
+def test_the_interval_of_one_start_is_students():
+    logs, cut, left = np.arange(-2, 8) / 100, 2, 6  # of ten pairs a fifth is cut off at either end
+    winsorized = np.clip(logs, logs[cut], logs[-cut - 1])
+    error = np.std(winsorized, ddof=1) * np.sqrt(9 / (left * (left - 1)))
+    result = estimate([logs], luck=0.0)
+    assert np.log([result.low, result.ratio, result.high]) == pytest.approx(
+        0.025 + 2.571 * error * np.array([-1, 0, 1]), abs=1e-4
+    )
+
+
 @pytest.mark.parametrize("machine", MACHINES)
 def test_trials_that_end_when_they_have_decided_are_rarely_wrong(machine):
     null, slower = (until_decided(machine, ratio, 100) for ratio in (1.0, 1.1))

@@ -111,3 +111,9 @@ assert main(["measure", "batching/padding", "amp/exponents", "--preset", "small"
     done = subprocess.run([sys.executable, "-c", program, tmp_path, *not_here], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "2 configurations measured" in done.stdout
+
+
+def test_what_this_process_starts_is_its_own():
+    with subprocess.Popen(["sleep", "100"]) as child:
+        assert str(child.pid) in machine._descendants()
+        child.kill()

@@ -162,6 +162,7 @@ def test_the_limit_ends_a_script_that_would_be_watched_for_longer(watched, monke
     assert time.perf_counter() - began > 4.0
 
 
+@pytest.mark.long
 def test_a_step_that_calls_a_closure_updates_only_after_its_backward(watched):
     diagnosis = watched(
         """
@@ -177,6 +178,7 @@ def test_a_step_that_calls_a_closure_updates_only_after_its_backward(watched):
     assert diagnosis.host["optimizer"] < 0.2 < diagnosis.host["operators"]
 
 
+@pytest.mark.long
 def test_an_update_rule_of_its_own_ends_iterations_by_its_backward(watched):
     diagnosis = watched(
         """
@@ -309,6 +311,7 @@ def test_a_line_that_computes_long_is_named_unless_it_multiplies_matrices_or_a_f
     assert not [*costly_line(Loop(seen(*back), {("train.py", back[0].function): 0.9}), {}, [])]
 
 
+@pytest.mark.long
 def test_a_line_of_no_known_kind_comes_first_and_a_models_own_doesnt(watched):
     body = """
         values, large = torch.rand(400_000), nn.Linear(2048, 2048)
@@ -441,6 +444,7 @@ def test_a_loader_that_begins_anew_for_each_batch_is_named_by_its_line(watched):
     assert first.finding == "new loader each batch" and "train.py:14  batch = next(iter(" in first.where
 
 
+@pytest.mark.long
 def test_a_clock_of_the_scripts_that_holds_the_first_iteration_is_told_of(watched):
     diagnosis = watched(
         """

@@ -31,6 +31,7 @@ def test_a_level_that_computes_something_else_is_not_timed(monkeypatch):
         variants.check_layer(16, 32, "float32", level=1)
 
 
+@pytest.mark.long
 def test_peers_are_compared_in_one_run_and_a_missing_one_says_so(monkeypatch):
     def broken(module):
         raise RuntimeError("cannot compile\nbecause")
@@ -50,6 +51,7 @@ def test_peers_are_compared_in_one_run_and_a_missing_one_says_so(monkeypatch):
         assert rows[variant]["saved_ratio"] == pytest.approx(derived.saved_ratio, rel=1e-3)
 
 
+@pytest.mark.long
 def test_an_error_of_ours_is_not_hidden_in_a_row(monkeypatch):
     def broken(module):
         raise RuntimeError("ours")
