@@ -149,12 +149,12 @@ def _plot(points: Sequence[Point]) -> str:
     dots = (f'<path d="{"".join(d)}" stroke="{KIND_COLOURS.get(kind, FAINT)}" {style}/>' for kind, d in drawn.items())
     labels = [tick for tick in TICKS if low <= tick <= high]
     labels = labels[:: len(labels) // 8 + 1]
-    ms = (f'<span class="y" style="top:{height(tick):.2f}%">{milliseconds(tick)}</span>' for tick in labels)
+    heights = (f'<span class="y" style="top:{height(tick):.2f}%">{milliseconds(tick)}</span>' for tick in labels)
     sides = ("left:0", 0.0), ("left:50%", last / 2), ("right:0", last)
-    at = (f'<span class="x" style="{side}">{seconds:.3g} s</span>' for side, seconds in sides)
+    times = (f'<span class="x" style="{side}">{seconds:.3g} s</span>' for side, seconds in sides)
     svg = f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(dots)}</svg>'
     legend = "&emsp;".join(_dot(kind) for kind in drawn)
-    return f'<p>{legend}</p><div class="plot">{svg}{"".join(ms)}{"".join(at)}</div>'
+    return f'<p>{legend}</p><div class="plot">{svg}{"".join(heights)}{"".join(times)}</div>'
 
 
 def _account(diagnosis: Diagnosis) -> Iterator[str]:
