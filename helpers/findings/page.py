@@ -48,7 +48,8 @@ p { margin: .3em 0; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; }
 td, th { padding: .2em .6em .2em 0; text-align: left; vertical-align: top; overflow-wrap: anywhere; }
 th { opacity: .75; font-weight: normal; }
-td:first-child { min-width: 6.5em; }
+td:first-child { min-width: 5.5em; }
+td:last-child { min-width: 6.5em; }
 td.number:first-child { min-width: 0; }
 tr + tr > td { border-top: 1px solid var(--line); }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -113,7 +114,7 @@ def _wall(wall: Wall) -> Iterator[str]:
         for kind in kinds
     )
     yield f'<div class="bar">{"".join(parts)}</div>'
-    yield _table(["", "share", "iterations", "each", "of the wall time"], map(_kind, kinds), (1, 2, 3))
+    yield _table(["", "share", "count", "each", "explained by"], map(_kind, kinds), (1, 2, 3))
     if wall.points:
         yield "<h2>Each iteration</h2>"
         yield _plot(wall.points)
@@ -148,12 +149,12 @@ def _plot(points: Sequence[Point]) -> str:
     dots = (f'<path d="{"".join(d)}" stroke="{KIND_COLOURS.get(kind, FAINT)}" {style}/>' for kind, d in drawn.items())
     labels = [tick for tick in TICKS if low <= tick <= high]
     labels = labels[:: len(labels) // 8 + 1]
-    ms = (f'<span class="y" style="top:{height(tick):.2f}%">{milliseconds(tick)}</span>' for tick in labels)
+    heights = (f'<span class="y" style="top:{height(tick):.2f}%">{milliseconds(tick)}</span>' for tick in labels)
     sides = ("left:0", 0.0), ("left:50%", last / 2), ("right:0", last)
-    at = (f'<span class="x" style="{side}">{seconds:.3g} s</span>' for side, seconds in sides)
+    times = (f'<span class="x" style="{side}">{seconds:.3g} s</span>' for side, seconds in sides)
     svg = f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(dots)}</svg>'
     legend = "&emsp;".join(_dot(kind) for kind in drawn)
-    return f'<p>{legend}</p><div class="plot">{svg}{"".join(ms)}{"".join(at)}</div>'
+    return f'<p>{legend}</p><div class="plot">{svg}{"".join(heights)}{"".join(times)}</div>'
 
 
 def _account(diagnosis: Diagnosis) -> Iterator[str]:

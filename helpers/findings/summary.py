@@ -133,7 +133,8 @@ class Diagnosis:
         """What `--json` prints."""
         data = {name: getattr(self, name) for name in ("verdict", "bound", "steps", "step_ms", "account", "idle")}
         warnings = [[warning.kind, warning.text] for warning in self.warnings]
-        some = {"host": self.host, "lines": [asdict(line) for line in self.lines], "warnings": warnings}
+        lines = [asdict(line) for line in self.lines]
+        some: dict[str, Any] = {"host": self.host, "lines": lines, "warnings": warnings}
         some["wall"] = self.wall and asdict(replace(self.wall, points=()))
         data |= {name: value for name, value in some.items() if value}
         notes = [note.text for note in self.notes]

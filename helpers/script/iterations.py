@@ -129,10 +129,10 @@ class Iterations:
         by_kind: dict[str, list[int]] = defaultdict(list)
         for index, kind in enumerate(kinds):
             by_kind[kind].append(index)
-        chosen = []
+        chosen: set[int] = set()
         for indices in by_kind.values():
             slowest = sorted(indices, key=self.took.__getitem__)[-POINTS // 10 :]
-            chosen += {*indices[:: len(indices) // POINTS + 1], *slowest}
+            chosen |= {*indices[:: len(indices) // POINTS + 1], *slowest}
         return [(round(self.ended[i] - self.ended[0], 4), round(self.took[i], 6), kinds[i]) for i in sorted(chosen)]
 
 
@@ -151,7 +151,7 @@ def wall_time(
     own = iterations.own()
     step_s = math.fsum(own[index] for index in usual) / max(len(usual), 1)
     count = len(usual) + sum(map(len, by_kind.values()))
-    rows = [{"kind": ORDINARY, "count": count, "seconds": step_s * count, "took_s": step_s}]
+    rows: list[dict[str, Any]] = [{"kind": ORDINARY, "count": count, "seconds": step_s * count, "took_s": step_s}]
     for kind, indices in by_kind.items():
         took = [own[index] for index in indices]
         row = {"kind": kind, "count": len(took), "seconds": math.fsum(took) - step_s * len(took)}
@@ -177,7 +177,7 @@ def _beyond(stacks: Mapping[Any, float], usual: Mapping[Any, float], often: floa
             passed.update(dict.fromkeys(stack, sign * seconds))
     depth = {site: stack[::-1].index(site) for _, stack in stacks for site in stack}
     more = sum(seconds for seconds in spent.values() if seconds > 0)
-    always = Counter()
+    always: Any = Counter()
     for (_, stack), seconds in usual.items():
         always.update(dict.fromkeys(stack, seconds / max(sum(usual.values()), 1e-9)))
     through = [site for site in depth if passed[site] >= MOSTLY * more > 0 and always[site] < passed[site] / more - OWN]

@@ -294,12 +294,13 @@ class Monitor:
         )
 
     def _wall(self) -> dict[str, Any]:
-        ended, doing = self.iterations.ended, defaultdict(Counter)
+        ended = self.iterations.ended
+        doing: Any = defaultdict(Counter)
         looked = [(bisect_left(ended, at), what, seconds) for at, what, seconds in list(self.looked)]
         for index, (activity, _), seconds in looked:
             doing[index][activity] += seconds
         kinds = self.iterations.kinds(doing)
-        stacks: dict[str, Counter] = defaultdict(Counter)
+        stacks: Any = defaultdict(Counter)
         for index, what, seconds in looked:
             if index < len(kinds):
                 stacks[kinds[index]][what] += seconds

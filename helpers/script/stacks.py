@@ -57,7 +57,8 @@ def read_stack(frame: FrameType, training: Collection[CodeType] = ()) -> tuple[s
     Whatever a function does that is called `evaluate`, `validate_epoch` or `test`, it evaluates, unless it is one of
     those that are `training`, such as a `run_train_validation_loop`.
     """
-    activity, users, outer = "", [], frame
+    activity, outer = "", frame
+    users: list[tuple[CodeType, int]] = []
     current: FrameType | None = frame
     while current is not None and current.f_code is not run_script.__code__:  # what is outside isn't the script's
         code, kind = current.f_code, _kind(current.f_code)

@@ -91,7 +91,7 @@ class Growing:
 
         Whether its items hold graphs, and the bytes that these add in an iteration, without what such graphs keep.
         """
-        grown = []
+        grown: list[list[Any]] = []
         for items, before, line in self._lists.values():
             more = len(items) - before
             if line[1] and more >= max(self._iterations - 1, 2):

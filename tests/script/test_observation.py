@@ -27,7 +27,16 @@ from helpers.lab.machine import OthersLoad
 from helpers.script import windows
 from helpers.script.monitor import Monitor, compilation
 from helpers.script.observation import LineTime, Observation
-from helpers.script.stacks import BACKWARD, COMPUTING, EVALUATING, LOADING, is_library, line_of
+from helpers.script.stacks import (
+    BACKWARD,
+    COMPUTING,
+    EVALUATING,
+    LOADING,
+    functions_around,
+    is_library,
+    line_of,
+    read_stack,
+)
 from helpers.script.tensors import padded_positions
 
 HEAD = """
@@ -430,6 +439,15 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_line():
     assert "rank 1 is late" in found.evidence and found.where == "train.py:7"
     assert found.gain_share == pytest.approx(0.2)
     assert late_rank({0: quick, 1: quick}) == late_rank({0: quick}) == (-1, [])
+
+
+def test_what_runs_around_the_steps_is_no_evaluation_whatever_its_name():
+    def run_train_validation_loop():
+        return sys._getframe()
+
+    frame = run_train_validation_loop()
+    assert read_stack(frame)[0] == EVALUATING
+    assert read_stack(frame, {*functions_around(frame)})[0] == COMPUTING
 
 
 def test_a_loader_that_begins_anew_for_each_batch_is_named_by_its_line(watched):

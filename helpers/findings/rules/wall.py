@@ -10,7 +10,7 @@ from linecache import getlines
 import pandas as pd
 
 from ...script import stacks
-from ...script.iterations import EPOCHS, NO_CORE
+from ...script.iterations import EPOCHS, NO_CORE, SLOW
 from ...script.observation import Observation
 from ...script.stacks import quoted, source
 from ..loop import Loop, by_line
@@ -41,7 +41,7 @@ def slow_iterations(loop: Loop) -> Iterator[Finding]:
 
 def unseen(loop: Loop, kind: Kind, share: float) -> str:
     """What of a kind no finding explains, in words."""
-    return f"{share:.0%} in {kind.name} whose cause wasn't seen: {loop.often(kind)}"
+    return f"{share:.0%} {'in ' if kind.name == SLOW else ''}{kind.name} whose cause wasn't seen: {loop.often(kind)}"
 
 
 def busy_cores(loop: Loop) -> Iterator[Finding]:
