@@ -172,7 +172,7 @@ def _index_of(shard: Path) -> Table:
 
 def _entry(members: dict[str, tuple], suffix: str) -> tuple[int, int, int, int, bytes]:
     (offset, size, crc32, _), about = members[suffix], json.loads(members["json"][-1])
-    if not has_form(about, {"key": str, "label": int}):
+    if not has_form(about, {"key": str, "label": None}) or about["label"] not in range(-(2**63), 2**63):
         raise ValueError("a sample's json isn't a key and a label")
     return offset, size, about["label"], crc32, about["key"].encode()
 

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from helpers.amp import DynamicGradScaler
-from helpers.chapters import summary
 from helpers.chapters.summary.stages import CUMULATIVE, NAMES, START, chosen, stages
 from helpers.text import TextError, vocab
 from helpers.training import LANGUAGE, loop, task
@@ -147,8 +146,3 @@ def test_the_command_trains_by_stages(capsys, monkeypatch):
     assert "--stages switches the rest itself" in capsys.readouterr().err
     assert main(["train", "--stages", "faster"]) == 2
     assert COMPILED in capsys.readouterr().err
-
-
-def test_steps_of_a_stage_take_turns_with_those_before_it():
-    [row] = summary.stage_steps("small").to_dict("records")
-    assert row["baseline"] == "start" and row["us_per_target"] > 0 and row["baseline_us_per_target"] > 0

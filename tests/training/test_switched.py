@@ -120,6 +120,7 @@ def profiled(schedule, **options):
                 "unfused optimizer",
                 "result never used",
                 "gradients zeroed, not dropped",
+                "deterministic algorithms",
             },
         ),
         (CLEAN["language"], set()),
