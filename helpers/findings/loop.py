@@ -1,7 +1,9 @@
 """The observed loop as shares of its wall time: by kind of iteration, by line and by activity."""
 
+import itertools
+import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from .summary import MEASURED, Finding, Kind, Line, milliseconds
 
 LEAST_ITERATIONS = 5
 LONG_S = 20.0  # seconds in which a single iteration shows enough
+GROWS = 16 * 2**20  # bytes that a process may grow by
 
 
 class Loop:
@@ -164,3 +167,22 @@ class Loop:
 def by_line(table: pd.DataFrame) -> pd.Series:
     """Shares by file and line, the largest first."""
     return table.groupby(["file", "line"])["share"].sum().sort_values(ascending=False, kind="stable")
+
+
+def growth(memory: Sequence[tuple[int, int, int]], device_bytes: int, available: int = 0) -> tuple[str, float, float]:
+    """The memory that every iteration adds, of the second half of what was observed: in words, bytes, iterations left.
+
+    ("", 0, 0) if it stays.
+    """
+    later = memory[len(memory) // 2 :]
+    if len(later) < 4:
+        return "", 0.0, 0.0
+    for column, name in ((2, "the device"), (1, "the process")):
+        counts, sizes = [row[0] for row in later], [row[column] for row in later]
+        slope, _ = statistics.linear_regression(counts, sizes)
+        rising = sum(after > before for before, after in itertools.pairwise(sizes))
+        if sizes[-1] - sizes[0] > GROWS and rising >= 0.7 * (len(sizes) - 1):
+            free = max(device_bytes - sizes[-1], 0) if column == 2 else available
+            text = f"memory of {name} grows by {slope / 2**20:.1f} MiB an iteration"
+            return f"{text}, and is full after {free / slope:,.0f} more" if free else text, slope, free / slope
+    return "", 0.0, 0.0

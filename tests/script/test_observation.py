@@ -18,9 +18,9 @@ from torch import nn
 
 from helpers.findings.caveats import loop_notes, loop_text, loop_warnings
 from helpers.findings.diagnose import diagnose
-from helpers.findings.loop import Loop
+from helpers.findings.loop import Loop, growth
 from helpers.findings.rules import unrecorded
-from helpers.findings.rules.unrecorded import costly_line, growth, loop_findings, ranked
+from helpers.findings.rules.unrecorded import costly_line, loop_findings, ranked
 from helpers.findings.rules.wall import late_rank
 from helpers.findings.summary import BOUND, Finding
 from helpers.lab.machine import OthersLoad

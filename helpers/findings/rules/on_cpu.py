@@ -13,7 +13,7 @@ import numpy as np
 
 from ...script.rates import ATTENTION, CONVOLUTION, FP64
 from ...script.settings import ONE_THREAD
-from ..account import OPERATORS, PYTHON_CODE, intersect, of, subtract, union
+from ..account import OPERATORS, PYTHON_CODE, covered, intersect, of, subtract, union
 from ..scene import SEVERAL, Scene
 from ..source_places import user_frame
 from ..summary import BOUND, ESTIMATE, Finding
@@ -138,6 +138,9 @@ def small_operators(scene: Scene, explained: list[Finding]) -> Iterator[Finding]
     if 2 * sum(op.us for op in small) < sum(op.us for op in ops):
         return
     known = union([span for finding in explained for span in finding.spans])
+    small = [op for op in small if 2 * covered(known, op.begin, op.end) < op.us]
+    if not small:
+        return
     gaps = [span for span in scene.parts[PYTHON_CODE] if span[1] - span[0] < SMALL_US]
     spans = subtract(union(of(small) + gaps), known)
     evidence = f"{scene.each(len(small), 'operator')} of under {SMALL_US} µs, a median of "

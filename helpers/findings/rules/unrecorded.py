@@ -1,17 +1,15 @@
 """What no profile shows, as it happens between recorded iterations or in lines: rules from a `Loop` to its findings."""
 
-import itertools
 import re
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import pandas as pd
 
 from ...script import iterations, settings, stacks
-from ...script.iterations import EPOCHS
+from ...script.iterations import EPOCHS, KINDS
 from ...script.stacks import place, quoted
-from ..loop import Loop, by_line
+from ..loop import Loop, by_line, growth
 from ..summary import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
 from . import wall
 
@@ -23,7 +21,7 @@ LOOP_CALLS = 200  # of a user's function in an iteration, from which on its line
 LOOP_SHARE, SMALL_MS = 0.1, 5.0  # of the time in a loop at least; of a pass at most
 LEAST_BACKWARD = 0.01
 DEAR, MULTIPLIES = 0.2, 0.2  # shares: of a line in the time, and of products in a line that is a model's
-GROWS = 16 * 2**20  # bytes that a process may grow by
+SPREAD = 0.1  # of a function's time in a line that is named as one of several
 PAGE, FAULT_S = 4096, 1e-6  # bytes of a page, and what the kernel takes to clear and map one
 ENDS_S, URGENT = 3600.0, 0.6  # memory that is full so soon ends the training, which weighs as so much of the time
 ANEW = 0.5  # of iterations in which a loader begins anew
@@ -62,7 +60,9 @@ def activities(loop: Loop) -> Iterator[Finding]:
             kinds = loop.beyond(activity)
             evidence += loop.mostly(kinds, share)
             sure = BOUND if activity == stacks.EVALUATING and loop.observation.evaluations < 2 else MEASURED
-            yield loop.finding(fault, share, loop.dearest(activity), evidence, sure, kinds=kinds)
+            own = next((kind.where for kind in loop.kinds if kind.name == KINDS.get(activity) and kind.where), None)
+            where = quoted(*own[:2]) if own else loop.dearest(activity)
+            yield loop.finding(fault, share, where, evidence, sure, kinds=kinds)
 
 
 def loader(loop: Loop) -> Iterator[Finding]:
@@ -301,7 +301,19 @@ def costly_line(loop: Loop, products: Mapping[str, float], findings: list[Findin
         )
         if share >= DEAR and max(explained, default=0.0) < share / 2:
             evidence = f"{share:.0%} of the time in {group['function'].iloc[0]}, hardly any of it in matrix products"
-            yield loop.finding(COSTLY, share, quoted(*dearest), evidence, BOUND)
+            file, line, last = _lines_of(group)
+            evidence += f"; lines {line} to {last}" if last > line else ""
+            yield loop.finding(COSTLY, share, quoted(file, line), evidence, BOUND)
+
+
+def _lines_of(group: pd.DataFrame) -> tuple[str, int, int]:
+    """The line that has half of a function's time, twice; else from where to where it is spread: looks come late."""
+    by_share = by_line(group)
+    (file, line), whole = by_share.index[0], by_share.sum()
+    if by_share.iloc[0] >= whole / 2:
+        return file, line, line
+    spread = [number for (_, number), share in by_share.items() if share >= SPREAD * whole]
+    return file, min(spread), max(spread)
 
 
 def _of_model(loop: Loop, lines: pd.DataFrame) -> bool:
@@ -324,22 +336,3 @@ def ranked(findings: list[Finding], ordinary: float = 1.0) -> list[Finding]:
         return ordinary < 0.5 and of_ordinary, -max(finding.gain_share, URGENT * finding.urgent)
 
     return sorted(left, key=order)
-
-
-def growth(memory: Sequence[tuple[int, int, int]], device_bytes: int, available: int = 0) -> tuple[str, float, float]:
-    """The memory that every iteration adds, of the second half of what was observed: in words, bytes, iterations left.
-
-    ("", 0, 0) if it stays.
-    """
-    later = memory[len(memory) // 2 :]
-    if len(later) < 4:
-        return "", 0.0, 0.0
-    for column, name in ((2, "the device"), (1, "the process")):
-        counts, sizes = [row[0] for row in later], [row[column] for row in later]
-        slope, _ = statistics.linear_regression(counts, sizes)
-        rising = sum(after > before for before, after in itertools.pairwise(sizes))
-        if sizes[-1] - sizes[0] > GROWS and rising >= 0.7 * (len(sizes) - 1):
-            free = max(device_bytes - sizes[-1], 0) if column == 2 else available
-            text = f"memory of {name} grows by {slope / 2**20:.1f} MiB an iteration"
-            return f"{text}, and is full after {free / slope:,.0f} more" if free else text, slope, free / slope
-    return "", 0.0, 0.0
