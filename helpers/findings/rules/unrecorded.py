@@ -34,6 +34,7 @@ EXPLAINED = {
     "waiting for the loader": {"new loader each batch", "workers on the step's cores"},
     "recomputed activations": {"weights formed anew"},
     "unfused optimizer": {"dense embedding gradients"},
+    "small batches": {"gradients averaged too often"},
 }
 # Calls that open or build what a worker could keep, where the line that loads a sample makes them
 _OPENS = re.compile(
