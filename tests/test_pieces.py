@@ -65,3 +65,21 @@ def test_a_stub_raises_until_its_solution_is_used():
     (grad,) = torch.autograd.grad(Function.apply(x), x)
     assert grad.item() == 6
     assert collate([[1], [2]], pad_id=3) == [1, 2]
+
+
+@cut("InOrder")
+class Stream(torch.utils.data.IterableDataset):
+    """A class whose base has an abstract method."""
+
+
+class InOrder(torch.utils.data.IterableDataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return iter(range(self.count))
+
+
+def test_a_solution_gives_what_is_abstract_in_the_stubs_base():
+    use(InOrder)
+    assert list(Stream(3)) == [0, 1, 2]

@@ -22,6 +22,7 @@ GIVES, RAISES, MISSING, REPEATED = "gives", "raises", "is missing", "repeats"  #
 @dataclass(frozen=True)
 class Line:
     """One thing that must hold. `judge` returns whether it does, or that and a figure, which never is the right one.
+    None: what is right isn't known here.
 
     A `conditional` one holds for what does nothing, too: it has points only where all that are not conditional hold.
     """
@@ -38,7 +39,7 @@ class Check:
     """What held and what didn't, a line each; `hint` is that of the first line that didn't."""
 
     name: str
-    lines: list[tuple[str, str]] = field(default_factory=list)  # (holds, FAILS or "as above", what it is about)
+    lines: list[tuple[str, str]] = field(default_factory=list)  # (holds, FAILS, noted or "as above", its words)
     attempted: bool = True
     hint: str = ""
 
@@ -55,8 +56,9 @@ class Check:
         if kind == RAISES:
             result = False, value
         passed, figure = result if isinstance(result, tuple) else (result, "")
-        self.hint = self.hint or ("" if passed else line.hint)
-        self.lines.append(("holds" if passed else "FAILS", f"{line.about}: {figure}" if figure else line.about))
+        verdict = "noted" if passed is None else "holds" if passed else "FAILS"
+        self.hint = self.hint or (line.hint if verdict == "FAILS" else "")
+        self.lines.append((verdict, f"{line.about}: {figure}" if figure else line.about))
 
     def summary(self) -> str:
         """One line without figures, the same on every machine."""

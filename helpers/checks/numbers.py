@@ -48,9 +48,9 @@ def number(given: Any, name: str) -> Iterator[Line]:
         ends = [eval(end) for end in ([band] if isinstance(band, str) else band)]  # arithmetic of answers.toml
         return ends[0] - tolerance * abs(ends[0]) <= value <= ends[-1] + tolerance * abs(ends[-1])
 
-    def judge(value: float) -> tuple[bool, str]:
+    def judge(value: float) -> tuple[bool | None, str]:
         if not answer:
-            return False, f"{value:g} is judged where it is graded"
+            return None, f"{value:g}, judged where it is graded"
         slips = dict(answer)
         if within(value, slips.pop("right"), slips.pop("tolerance", TOLERANCE)):
             return True, f"{value:g}"
@@ -112,4 +112,4 @@ def reading(given: Any) -> Iterator[Line]:
             "Time the loop with this fault alone fixed, in turns with the loop.",
         ),
     ):
-        yield Line(about, listed, judge if known else lambda _: (False, "judged where it is graded"), hint)
+        yield Line(about, listed, judge if known else lambda _: (None, "judged where it is graded"), hint)
