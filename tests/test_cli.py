@@ -280,7 +280,7 @@ for step in range({steps}):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("command", "steps", "most"), [(["profile"], 40, 30), (["try", "--only", "compile"], 0, 45)])
+@pytest.mark.parametrize(("command", "steps", "most"), [(["profile"], 40, 36), (["try", "--only", "compile"], 0, 45)])
 def test_a_command_for_a_script_reads_few_files_of_the_tool(tmp_path, command, steps, most):
     (tmp_path / "train.py").write_text(STEPS.format(steps=steps))
     program = f"""

@@ -288,7 +288,8 @@ def _confine(folder: str, secret: list[str], limits: Limits) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
-    os.environ["HELPERS_CACHE"] = str(cache_folder())
+    shared = cache_folder().resolve()
+    os.environ["HELPERS_CACHE"] = _own_cache(Path(folder), shared)
     os.environ |= dict.fromkeys(("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "HELPERS_FIGURES"), folder)
     os.chdir(folder)
     Path("install.py").touch()  # a notebook's first cell finds it, and has nothing to install
@@ -301,16 +302,20 @@ def _confine(folder: str, secret: list[str], limits: Limits) -> None:
     _limit("CORE", 0, 0)
     root = project_root()
     hidden = {path.resolve() for path in (*(root / name for name in SECRET), *map(Path, secret))}
-    folders: list[str | Path] = [
-        *SYSTEM,
-        sys.prefix,
-        sys.base_prefix,
-        *site.getsitepackages(),
-        os.environ["HELPERS_CACHE"],
-    ]
+    folders: list[str | Path] = [*SYSTEM, sys.prefix, sys.base_prefix, *site.getsitepackages(), shared]
     folders += [Path(__file__).parents[1], *(root.iterdir() if (root / "notebooks").is_dir() else [])]
     readable = [str(path) for each in folders for path in _without(Path(each), hidden)]
     landlock.restrict([folder, os.devnull, "/dev/shm"], readable, alone=True)
+
+
+def _own_cache(folder: Path, shared: Path) -> str:
+    """A cache that can be written to, with links to what the shared one has: pictures that are missing are drawn."""
+    own = folder / ".cache"
+    (own / "photos").mkdir(parents=True)
+    for entry in [*shared.glob("*"), *shared.glob("photos/*")]:
+        if entry.name != "photos":
+            (own / entry.relative_to(shared)).symlink_to(entry)
+    return str(own)
 
 
 def _without(folder: Path, hidden: set[Path]) -> Iterator[Path]:

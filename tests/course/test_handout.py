@@ -115,7 +115,8 @@ def test_a_solved_cell_is_a_stub_with_its_points_and_its_check(exercise):
 def test_the_notebooks_run_and_attempt_nothing(handout):
     for one in grade(sorted((handout / "notebooks").glob("0[1-7]*.ipynb"))):
         assert {each.verdict for each in one.graded} == {"not attempted"} and one.points == 0
-        assert all("NotImplementedError" in fault for fault in one.faults)
+        faults = [fault for fault in one.faults if "NotImplementedError" not in fault]
+        assert [fault for fault in faults if "NameError" not in fault] == []  # what a stub leaves out
         assert {each.exercise.name for each in one.graded} >= set(solved(int(one.path.name[:2])))
 
 
@@ -165,6 +166,7 @@ def test_a_notebook_runs_top_to_bottom_with_right_solutions(handout, chapter):
     environment = {"HELPERS_CACHE": str(handout.parent / "cache"), "PYTHONPATH": str(handout), "OMP_NUM_THREADS": "1"}
     execute(book, path, environment, lambda: None)
     judged = [cell for cell in book.cells if cell.cell_type == "code" and "checks." in cell.source]
+    judged = [cell for cell in judged if "leaking" not in cell.source]  # which is wrong on purpose
     printed = [json.dumps(cell.outputs) for cell in judged]
     assert len(printed) > 2 and not [text for text in printed if "FAILS" in text]
     in_words = {"number", "reading"}

@@ -115,7 +115,7 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, trials: pd.DataFrame, peers: p
         job=f"{first['model']}, sequences of {int(first['sequence'])} tokens, {first['text']}",
         rungs=_named_baselines(timed(measured, SHOWN).assign(gain=_as_texts(measured["gain"]))).rename(columns=HEADS),
         left=", ".join(f"{rung} ({ANOTHER if apart[place] else left[rung]})" for place, rung in others["rung"].items()),
-        gains=gains,
+        gains=dict.fromkeys(LADDERS[kind][0], lacking("this rung", TIMES)) | gains,
         without=SimpleNamespace(none=of_class(kept, NONE), undecided=of_class(kept, UNDECIDED)),
         largest=[SimpleNamespace(rung=name, gain=gain) for name, gain in most],
         total=total,
