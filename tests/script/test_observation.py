@@ -126,7 +126,8 @@ def test_gradients_that_ranks_average_for_each_micro_batch_are_found(watched, tm
     )
     found = [f for f in diagnosis.findings if f.finding == "gradients averaged too often"]
     assert bool(found) is not apart
-    assert all("backward()" in each.where and each.evidence.startswith("4 times an iteration") for each in found)
+    for each in found:  # the last iteration may have ended within it
+        assert each.where.startswith("train.py:") and float(each.evidence.split()[0]) == pytest.approx(4, rel=0.1)
     assert ("unused parameters" in [warning.kind for warning in diagnosis.warnings]) is not apart
 
 
