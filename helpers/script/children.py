@@ -45,7 +45,7 @@ def started_recorded(record: Callable[..., Any], begun: Path, saved: Path, secon
 
     The script is stopped when one has `saved` what it recorded, and so many seconds after it has `begun`; 0: never.
     """
-    ended = threading.Event()
+    ended, ending = threading.Event(), threading.Lock()  # an alarm that is set after the end would kill this process
 
     def start(begin: Callable[..., None], process: Any) -> None:
         target = getattr(process, "_target", None)
@@ -59,7 +59,9 @@ def started_recorded(record: Callable[..., Any], begun: Path, saved: Path, secon
             while not file.exists():
                 if ended.wait(LOOK_S):
                     return
-            stop_after(after)
+            with ending:
+                if not ended.is_set():
+                    stop_after(after)
 
     if seconds:
         threading.Thread(target=watch, name="started processes", daemon=True).start()
@@ -67,4 +69,5 @@ def started_recorded(record: Callable[..., Any], begun: Path, saved: Path, secon
         with hooks.wrap({START: start}):
             yield
     finally:
-        ended.set()
+        with ending:
+            ended.set()

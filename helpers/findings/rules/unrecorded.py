@@ -21,6 +21,7 @@ LOOP_CALLS = 200  # of a user's function in an iteration, from which on its line
 LOOP_SHARE, SMALL_MS = 0.1, 5.0  # of the time in a loop at least; of a pass at most
 LEAST_BACKWARD = 0.01
 DEAR, MULTIPLIES = 0.2, 0.2  # shares: of a line in the time, and of products in a line that is a model's
+ALONE = 0.8  # of what a kind of iterations takes beyond ordinary ones, in one activity
 SPREAD = 0.1  # of a function's time in a line that is named as one of several
 PAGE, FAULT_S = 4096, 1e-6  # bytes of a page, and what the kernel takes to clear and map one
 ENDS_S, URGENT = 3600.0, 0.6  # memory that is full so soon ends the training, which weighs as so much of the time
@@ -61,9 +62,15 @@ def activities(loop: Loop) -> Iterator[Finding]:
             kinds = loop.beyond(activity)
             evidence += loop.mostly(kinds, share)
             sure = BOUND if activity == stacks.EVALUATING and loop.observation.evaluations < 2 else MEASURED
-            own = next((kind.where for kind in loop.kinds if kind.name == KINDS.get(activity) and kind.where), None)
-            where = quoted(*own[:2]) if own else loop.dearest(activity)
-            yield loop.finding(fault, share, where, evidence, sure, kinds=kinds)
+            yield loop.finding(fault, share, _passed(loop, activity), evidence, sure, kinds=kinds)
+
+
+def _passed(loop: Loop, activity: str) -> str:
+    """The line that an activity passes through, where it is nearly all of a kind of iterations; else its dearest."""
+    for kind in loop.kinds:
+        if kind.where and kind.name == KINDS.get(activity) and kind.spent.get(activity, 0.0) >= ALONE * kind.share:
+            return quoted(*kind.where[:2])
+    return loop.dearest(activity)
 
 
 def loader(loop: Loop) -> Iterator[Finding]:
