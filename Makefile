@@ -7,6 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python; do \
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
+TESTS := $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .PHONY: report test test-all test-torches notebooks measure doctor clean
 
@@ -22,12 +23,12 @@ test: $(VENV)/installed-tests
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
-	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+	$(TESTS) $(AGAIN)
 
 # What `make test` leaves out: the notebooks and the report built anew, whole trials and guards of scripts, all loops,
 # all solutions of the exercises.
 test-all: test
-	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m long
+	$(TESTS) -m long $(AGAIN)
 
 # The tool and the pieces on each torch, installed into a folder outside of the project: some 6 GB a version.
 TORCHES := 2.6.0 2.7.1 2.8.0 2.9.1 2.11.0 2.13.0 newest
