@@ -36,6 +36,19 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Name the sentences of the committed notebooks that their records no longer bear: the work isn't done with them.
+
+    It fails no test, as whoever measures isn't the one who reads.
+    """
+    from helpers.book.build import outdated, read
+    from helpers.lab.machine import project_root
+
+    for path in sorted((project_root() / "notebooks").glob("*.ipynb")):
+        for sentence in outdated([read(path)]):
+            terminalreporter.write_line(f"{path.name}: no longer so, by its records: {sentence}")
+
+
 @pytest.fixture(autouse=True)
 def _same_random_numbers():
     torch.manual_seed(0)

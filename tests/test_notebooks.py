@@ -157,7 +157,7 @@ def test_a_typed_figure_is_found():
     assert typed_figures(f'{shown}\nprint("15 %")') == ["12 ms", "1.03×"]
 
 
-SHOWING = ("say", "show_list", "table", "figure", "readme")
+SHOWING = ("say", "show_list", "table", "figure", "readme", "reading")
 _FIGURE = re.compile(r"\d[\d.,]*\s?(?:×|%|ms\b|s\b|µs|[KMGT]iB|GB/s|TFLOP/s|MB\b|GB\b|times\b|tokens/s)")
 
 

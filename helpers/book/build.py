@@ -80,6 +80,8 @@ def build(
     marked = [output for output, about in _notes(list(notebooks.values())) if about.get("readme")]
     if own and readme.is_file() and (text := "\n\n".join(each.data["text/markdown"].strip() for each in marked)):
         made[readme] = with_headline(readme.read_text(encoding="utf-8"), text).encode()
+    for sentence in outdated(list(notebooks.values())):
+        print(f"no longer so, by its records: {sentence}", file=sys.stderr)
     if save_notebooks and execute:
         made |= {path: (nbformat.writes(cleaned(nb)) + "\n").encode() for path, nb in notebooks.items()}
     _replace_all(made)
@@ -118,6 +120,11 @@ def _execute_all(notebooks: dict[Path, nbformat.NotebookNode], environment: dict
 def _notes(notebooks: list[nbformat.NotebookNode]) -> list[tuple[nbformat.NotebookNode, dict]]:
     outputs = [output for nb in notebooks for cell in nb.cells for output in cell.get("outputs", [])]
     return [(output, note(output)) for output in outputs]
+
+
+def outdated(notebooks: list[nbformat.NotebookNode]) -> list[str]:
+    """The sentences that interpret records which no longer are what their author read."""
+    return [about["outdated"] for _, about in _notes(notebooks) if "outdated" in about]
 
 
 def _compiled(exporter: ReportExporter, chapters: list[Chapter], pages: Path) -> bytes:

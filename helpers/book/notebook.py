@@ -6,7 +6,8 @@
     def _(ladder):
         table(ladder.rungs, "Each rung against the one before it.")
         say(f"From the plain loop to the last rung: {ladder.total}.")
-        claim("The last rung is twice as fast", ladder.total.at_least(2))
+        claim("The last rung is twice as fast", ladder.total.at_least(2))  # a prediction: holds or does not hold
+        say(reading("All changes together pay.", ladder.total.at_least(2)))  # what its author read in these records
 
 Nothing is measured here. What has no record yet is left out of the PDF, whose last page lists it.
 """
@@ -24,12 +25,13 @@ from matplotlib.figure import Figure
 
 from ..lab import markdown
 from ..lab.device_share import DEVICE_SHARE, HOST_BOUND, host_bound
+from ..lab.machine import project_root
 from ..lab.rows import STATUS
-from . import figures
+from . import figures, store
 from .table import OnMachine
-from .values import NOT_MEASURED, Verdict, number
+from .values import FAILS, HOLDS, NOT_MEASURED, Verdict, number
 
-__all__ = ["claim", "figure", "readme", "say", "show_list", "table", "when"]
+__all__ = ["claim", "figure", "reading", "readme", "say", "show_list", "table", "when"]
 
 matplotlib.style.use(figures.STYLE)  # in a notebook, all that is drawn is in the house style
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line whenever a profiler starts or stops
@@ -111,11 +113,33 @@ def _complete(sentences: Iterable[str]) -> list[str]:
     return complete
 
 
-def claim(statement: str, verdict: Verdict) -> None:
-    """Show whether a statement holds on the machine that is shown, with the number and the limit."""
+def claim(statement: str, verdict: Verdict, holds: bool | None = None) -> None:
+    """Show whether a goal or a prediction holds on the machine that is shown, with the number and the limit.
+
+    With `holds` it is a sentence of its own that interprets: see `reading`.
+    """
+    if holds is not None:
+        say(reading(statement, verdict, holds=holds))
+        return
     number = verdict.number
     reason = f"needs {number.missing}" if not number.measured else f"{number}; limit: {verdict.bound}"
     display(Markdown(f"*{verdict.outcome.capitalize()}:* {statement}: {reason}."))
+
+
+def reading(sentence: str, *verdicts: Verdict, holds: bool = True) -> str:
+    """A sentence that interprets the project's records, for `say`, while its verdicts are what its author read.
+
+    It belongs to these records: where they change so that one of the verdicts isn't `holds` any more, and where others
+    are shown, the bare outcomes take its place. The build lists the sentences that no longer hold.
+    """
+    as_read = all(verdict.outcome == (HOLDS if holds else FAILS) for verdict in verdicts)
+    own = store.folder().resolve() == project_root() / "data" / "results"
+    if own and as_read:
+        return sentence
+    if own:
+        line = f"*No longer so: {markdown.escaped(sentence)}*"
+        display(Markdown(line), metadata={"helpers": {"report": False, "outdated": sentence}})
+    return " ".join(f"{verdict.number} ({verdict.bound}: {verdict.outcome})." for verdict in verdicts)
 
 
 def readme(frame: pd.DataFrame, sentences: Iterable[str]) -> None:

@@ -90,6 +90,14 @@ print('to stderr', file=sys.stderr)
     assert again.read_bytes() == output.read_bytes()
 
 
+def test_a_sentence_that_its_records_no_longer_bear_is_listed(project, capsys, pages):
+    note = v4.new_output("display_data", data={}, metadata={"helpers": {"report": False, "outdated": "It pays."}})
+    write(project, "01_first", "# First", code("claim()", note, printed("the outcome")))
+    report = pages(build(execute=False).read_bytes())
+    assert capsys.readouterr().err == "no longer so, by its records: It pays.\n"
+    assert "the outcome" in report.text and "It pays" not in report.text
+
+
 def test_the_machines_of_a_folder_of_records_are_shown_in_place_of_those_that_notebooks_name(project, pages):
     for machine in ("cpu-mine", "nvidia-mine"):
         (project / "mine" / machine).mkdir(parents=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.book import notebook
 from helpers.book.experiment import ColumnError, Experiment
-from helpers.book.notebook import claim, say, when
+from helpers.book.notebook import claim, reading, say, when
 from helpers.book.table import OnMachine, Results, table, with_declared
 from helpers.book.values import (
     TIMES,
@@ -142,6 +142,23 @@ def test_a_sentence_whose_number_is_missing_stays_out_of_the_report(shown):
 def test_a_claim_tells_its_number_and_its_limit(verdict, text, shown):
     claim("twice", verdict)
     assert shown == [(text, True)]
+
+
+TWICE = "It pays twice."
+
+
+@pytest.mark.parametrize(("limit", "holds", "as_read"), [(2, True, True), (3, True, False), (3, False, True)])
+def test_a_sentence_that_interprets_stands_while_its_records_bear_it(limit, holds, as_read, shown):
+    bare = "2.4× (2.3 to 2.5, 12 pairs) (at least 3.0×: does not hold)."
+    claim(TWICE, paired(TRIAL).at_least(limit), holds=holds)
+    assert shown[-1] == (TWICE if as_read else bare, True)
+    assert shown[:-1] == ([] if as_read else [(f"*No longer so: {TWICE}*", False)])
+
+
+def test_of_other_records_a_sentence_leaves_the_bare_outcome_and_is_in_no_list(shown, tmp_path, monkeypatch):
+    monkeypatch.setenv("HELPERS_RESULTS", str(tmp_path))
+    assert reading(TWICE, paired(TRIAL).at_least(2)) == "2.4× (2.3 to 2.5, 12 pairs) (at least 2.0×: holds)."
+    assert shown == []
 
 
 def made(rows) -> Results:
