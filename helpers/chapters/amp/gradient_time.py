@@ -1,6 +1,7 @@
 """One gradient computation in each precision: its time and memory."""
 
 import contextlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -8,7 +9,7 @@ import pandas as pd
 from ... import train as training
 from ...book import Worth
 from ...book.table import table
-from ...book.values import marked, number, over, pick
+from ...book.values import Number, marked, number, over, pick
 from ...lab import bench, peak_memory
 from ...lab.memory import GIB
 from ...lab.precision import fp16_by_fp32
@@ -71,4 +72,15 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         columns[f"{TASKS[row['task']]}, GiB"] = row["peak_gib"]
     pictures = rows[by_torch & (rows["task"] == "segmentation")]
     fp32, dynamic, bf16 = (pick(pictures, "median_ms", "ms", precision=run) for run in ("fp32", "dynamic", "bf16"))
-    return SimpleNamespace(table=pd.DataFrame(list(cells.values())), fp16=over(dynamic, fp32), bf16=over(bf16, fp32))
+    return SimpleNamespace(
+        table=pd.DataFrame(list(cells.values())),
+        fp16=over(dynamic, fp32),
+        bf16=over(bf16, fp32),
+        memory={task: _peak(rows[by_torch & (rows["task"] == task)]) for task in TASKS},
+    )
+
+
+def _peak(rows: pd.DataFrame) -> Number:
+    """The peak of a gradient under bf16 autocast against that in fp32."""
+    after, before = (pick(rows, "peak_gib", precision=run) for run in ("bf16", "fp32"))
+    return replace(over(after, before), derivation="allocated bytes", decimals=2)

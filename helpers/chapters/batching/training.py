@@ -1,5 +1,6 @@
 """Whole trainings on each kind of batches: time, memory, and what was learned."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,16 +11,20 @@ import torch
 from ...batching.attention import without_cudnn_attention
 from ...book import Worth
 from ...book.table import table
-from ...book.values import Number, cost, lacking, over_runs
+from ...book.values import PERCENT, Number, cost, derived, lacking, over_runs
 from ...lab import device, half_dtype, peak_memory
 from ...lab.memory import PeakAbove
 from ...lab.rows import Row
+from ...rush.rates import recorded_rates
 from ...training.language import frequent_words, guess_scores, open_texts, text_task
 from ...training.loop import fit
 from ...training.task import Precision, TaskTrainer, mixed_precision
+from ..swiglu.ceilings import ceilings
 from .feeds import BALANCED, BIG_BRAIN, BRAIN, PACKED, STEPS
 from .inputs import MAX_LENGTH, compute_dtype, wikitext_of
+from .throughput import VARLEN, throughput
 
+NAMED_STEPS = {"longest": BIG_BRAIN, "balanced": BALANCED, "packed": PACKED}
 BY_TOKENS = f"{BALANCED}, loss by tokens"
 DATA = dict(zip(STEPS, ("base", "standard", "balanced", "sequenced"), strict=True)) | {BY_TOKENS: "balanced"}
 TRAINING = "width layers words samples max_length batch_size epochs learning_rate"
@@ -93,9 +98,12 @@ def training(
 # Numbers
 
 
-@training.numbers()
-def _(rows: pd.DataFrame) -> SimpleNamespace:
-    """Whole trainings on each kind of batches: means over the seeds, and what they cost against random batches."""
+@training.numbers(beside=[ceilings, throughput])
+def _(rows: pd.DataFrame, ceilings: pd.DataFrame, steps: pd.DataFrame) -> SimpleNamespace:
+    """Whole trainings on each kind of batches: means over the seeds, and what they cost against random batches.
+
+    `each` has what a step of them has and takes, beside those of `throughput`, whose batches lie ready on the device.
+    """
     metrics = ["steps", "train_s", "peak_mib", "validation_loss", "guess_loss", "validation_accuracy", "guess_accuracy"]
     groups = rows.assign(peak_mib=1024 * rows["peak_gib"]).groupby("data", sort=False)
     shown = groups[metrics].mean().assign(std=groups["validation_loss"].std())
@@ -122,7 +130,30 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
             f"{name}_gap": Number((losses[data] - losses[BIG_BRAIN]).mean(), "nats", missing=data, decimals=2)
             for name, data in (("balanced", BALANCED), ("packed", PACKED))
         },
+        each=_steps(rows, ceilings, steps),
         cost=SimpleNamespace(balanced=_cost(rows, BALANCED), packed=_cost(rows, PACKED)),
+    )
+
+
+def _steps(rows: pd.DataFrame, ceilings: pd.DataFrame, others: pd.DataFrame) -> SimpleNamespace:
+    """An epoch's time by its steps; `least_ms` is that of a packed one's matrix products, at the measured rate."""
+    epochs = rows[rows["seed"] == rows["seed"].min()].set_index("data")
+    ms = 1e3 * epochs["train_s"] / epochs["steps"]
+    first = epochs.loc[PACKED] if PACKED in epochs.index else epochs.iloc[0]
+    tokens = first["real_tokens"] / first["epochs"] / first["steps"]
+    weights = 12 * first["layers"] * first["width"] ** 2 + first["words"] * first["width"]
+    packs = others[others["variant"] == VARLEN] if len(others) else others
+    ready = float((packs["real_tokens_per_s"] * packs["median_ms"] / 1e3).max()) if len(packs) else math.nan
+    rates = recorded_rates(ceilings) if len(ceilings) else {}
+    tflops = max((rates.get(dtype, 0.0) for dtype in packs.get("dtype", [])), default=0.0)
+    least_ms = 6e-9 * weights * tokens / (tflops or math.nan)
+    no_rate = lacking("the rate of a large matrix product", "ms")
+    return SimpleNamespace(
+        **{name: Number(ms.get(kind, math.nan), "ms", missing=kind) for name, kind in NAMED_STEPS.items()},
+        tokens=derived(tokens, "counted", "", 0),
+        ready=Number(ready, decimals=0, missing="steps of ready batches"),
+        least_ms=derived(least_ms, "operations at the measured rate", "ms") if tflops else no_rate,
+        share=Number(least_ms / ms.get(PACKED, math.nan), PERCENT, decimals=0, missing="a packed step and its rate"),
     )
 
 

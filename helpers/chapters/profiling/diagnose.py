@@ -35,7 +35,7 @@ def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
 def _(rows: pd.DataFrame) -> SimpleNamespace:
     """The largest findings of the slow loops, and how many there are in each loop."""
     slow = rows[rows["variant"] == "slow"].sort_values(["pipeline", "rank"], ascending=[False, True])
-    first = slow.groupby("pipeline", sort=False).head(5)
+    first = slow.groupby("pipeline", sort=False).head(3)
     largest = pd.DataFrame(
         {
             "model": first["pipeline"].map(NAMES),

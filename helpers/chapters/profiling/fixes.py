@@ -1,5 +1,6 @@
 """What each fix of the two loops gains, alone and all together, in turn with the slow loop."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pandas as pd
 
 from ...book import Worth
 from ...book.table import table
-from ...book.values import TIMES, judged, lacking, of_class, speedup
+from ...book.values import TIMES, derived, judged, lacking, of_class, speedup
 from ...lab.estimate import AT_A_LOOK, EFFECT, LUCK_HERE, NONE, UNDECIDED, Estimate, estimate
 from ...lab.rows import Row
 from ...training.switched import Switched
@@ -112,6 +113,7 @@ def _gains(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
         largest_gain=largest_gain,
         second_gain=second_gain,
         together=together,
+        product=derived(math.prod(float(gain) for name, gain in shown.items() if name != ALL), "product of gains"),
         without=SimpleNamespace(none=of_class(alone, NONE, SAME), undecided=of_class(alone, UNDECIDED, SAME)),
         alone=defaultdict(lambda: lacking("a fix", TIMES), alone),
         decode_once=alone.get("decode_once", lacking("decode_once", TIMES)),

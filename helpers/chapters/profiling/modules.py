@@ -97,7 +97,8 @@ def _parts_of(step: pd.DataFrame) -> pd.DataFrame:
     chosen = {"model": ~called["module"].str.contains(".", regex=False)}
     chosen |= {part: called["type"].isin(of) | names.isin(of) for part, of in PARTS.items()}
     times = {part: called.loc[of, ["forward_ms", "backward_ms"]].sum() for part, of in chosen.items() if of.any()}
-    times["rest"] = times["model"] - sum(of for part, of in times.items() if part not in NESTED)
+    rest = times["model"] - sum(of for part, of in times.items() if part not in NESTED)
+    times["rest"] = rest.where(rest > 0)  # medians of parts don't add up to the model's: what is left may be lost
     return pd.DataFrame(times).T.assign(outside=step.loc[step["module"] == "outside", "total_ms"].sum())
 
 

@@ -13,3 +13,4 @@ from .allocator import allocator  # isort: skip
 from .distributed import distributed  # isort: skip
 from .memory_plan import memory_plan  # isort: skip
 from .predicted import predicted  # isort: skip
+from .task_steps import task_steps  # isort: skip

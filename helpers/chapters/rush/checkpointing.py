@@ -1,6 +1,6 @@
 """Checkpointing where it matters: at what length which kind still fits in memory, and what it costs in time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -37,12 +37,20 @@ def checkpointing(model: str, sequence: int, checkpointing: str, trial_s: float 
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """Speed and memory by length; `memory` and `speed` are those of full checkpointing against none, at `length`."""
+    """Speed and memory by length; `memory` and `speed` are those of full checkpointing against none, at `length`.
+
+    `selective` is the speed of selective against full checkpointing there, `selective_memory` the ratio of the peaks,
+    and `short` the speed of full against none at the shortest length.
+    """
 
     lengths: pd.DataFrame
     length: int
     memory: Number
     speed: Number
+    selective: Number
+    selective_memory: Number
+    short: Number
+    shortest: int
 
 
 @checkpointing.numbers()
@@ -56,8 +64,13 @@ def _(rows: pd.DataFrame) -> Checkpointing:
     wide.columns = [f"{heads[name]} at {length}" for name, length in wide.columns]
     kinds = rows.groupby("sequence")["checkpointing"].nunique()
     length = int(kinds[kinds == kinds.max()].index.max())
-    full, none = (
-        {name: pick(rows, name, sequence=length, checkpointing=kind) for name in heads} for kind in ("full", "none")
+    full, none, selective = (
+        {name: pick(rows, name, sequence=length, checkpointing=kind) for name in heads}
+        for kind in ("full", "none", "selective")
+    )
+    shortest = int(rows["sequence"].min())
+    short_full, short_none = (
+        pick(rows, "tokens_per_s", sequence=shortest, checkpointing=kind) for kind in ("full", "none")
     )
     pairs = rows[(rows["sequence"] == length) & (rows["checkpointing"] == "full")]
     paired = len(pairs) and "ratio" in pairs and pd.notna(pairs["ratio"].iloc[0])
@@ -67,4 +80,13 @@ def _(rows: pd.DataFrame) -> Checkpointing:
         length=length,
         memory=in_unit(over(full["peak_gib"], none["peak_gib"]), PERCENT, 0),
         speed=in_unit(speed, PERCENT, 0) if speed.measured else lacking("full checkpointing", PERCENT),
+        selective=over(selective["tokens_per_s"], full["tokens_per_s"]),
+        selective_memory=_bytes(over(selective["peak_gib"], full["peak_gib"])),
+        short=in_unit(over(short_full, short_none), PERCENT, 0),
+        shortest=shortest,
     )
+
+
+def _bytes(ratio: Number) -> Number:
+    """A ratio of peaks, which are counted and need no interval."""
+    return replace(ratio, derivation="allocated bytes", decimals=2)

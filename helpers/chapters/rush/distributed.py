@@ -1,17 +1,18 @@
 """The tiny model trained by each strategy on real processes: what a rank holds, and the loss."""
 
+import math
 from types import SimpleNamespace
 
 import pandas as pd
 
 from ...book import Worth
 from ...book.table import table
-from ...book.values import Number, pick
+from ...book.values import Number, derived, pick
 from ...distributed import Job
 from ...distributed import measure as measure_ranks
 from ...lab.memory import MIB
 from ...lab.rows import STATUS, Row
-from .predictions import SHARDED, STRATEGIES
+from .predictions import SHARDED
 
 HELD = ["parameter_bytes", "gradient_bytes", "optimizer_bytes"]
 
@@ -43,12 +44,12 @@ def distributed(ranks: int) -> list[Row]:
 
 @distributed.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
-    """What a rank holds by strategy, and how far the losses are from those of one process."""
-    sizes = {"parameter_bytes": "weights, MiB", "gradient_bytes": "gradients, MiB", "optimizer_bytes": "optimizer, MiB"}
-    shown = rows[["ranks", "strategy", *sizes, "last_loss"]].replace({"strategy": STRATEGIES})
+    """What each of the most ranks holds by strategy, and how far the losses are from those of one process."""
     alone = pick(rows, "last_loss", strategy="single")
     apart = (rows["last_loss"] - float(alone)).abs().max()
+    most = rows[rows["ranks"] == rows["ranks"].max()].set_index("strategy")[list(HELD)].sum(axis=1) / MIB
     return SimpleNamespace(
-        strategies=shown.assign(**{name: shown[name] / MIB for name in sizes}).rename(columns=sizes),
+        ranks=derived(rows["ranks"].max(), "counted", "", 0),
+        held={name: Number(most.get(name, math.nan), "MiB", missing=name) for name in SHARDED},
         apart=Number(max(apart, 1e-6)) if alone.measured else alone,
     )

@@ -1,5 +1,6 @@
 """The ladder: each change of a training loop, what it brings over the rung that it stands on, and the best one."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -103,38 +104,56 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, trials: pd.DataFrame, peers: p
     best = _best(rungs[~apart[rungs.index]], trials)
     gains = dict(zip(measured["rung"], measured["gain"], strict=True))
     kept = {name: gains[name] for name in rungs["rung"] if gains[name].measured}
+    climbed = list(kept)[: list(kept).index(best["rung"]) + 1] if best["rung"] in kept else []
     ranked = sorted(kept.items(), key=lambda item: -item[1].value)
     most = [*ranked, *[("", lacking("more rungs of the ladder", TIMES))] * 3][:3]
     total = _speedup(rows, trials, best["rung"], START)
-    rung = _by_name(gains, rungs, kind)
+    rung = _by_name(rows, trials, gains, rungs)
     costs = {
         name: cost(rows, "step", after, stands_on(after, kind) if after in LADDERS[kind][0] else None)
         for name, after in NAMED.items()
     }
     return SimpleNamespace(
         job=f"{first['model']}, sequences of {int(first['sequence'])} tokens, {first['text']}",
-        rungs=_named_baselines(timed(measured, SHOWN).assign(gain=_as_texts(measured["gain"]))).rename(columns=HEADS),
+        rungs=_shown(measured, apart, in_pairs(rows)),
         left=", ".join(f"{rung} ({ANOTHER if apart[place] else left[rung]})" for place, rung in others["rung"].items()),
         gains=dict.fromkeys(LADDERS[kind][0], lacking("this rung", TIMES)) | gains,
         without=SimpleNamespace(none=of_class(kept, NONE), undecided=of_class(kept, UNDECIDED)),
         largest=[SimpleNamespace(rung=name, gain=gain) for name, gain in most],
         total=total,
+        product=derived(math.prod(float(kept[name]) for name in climbed), "product of gains", decimals=1),
         best=_reached(best, first, _timings(best, trials, peers)),
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
-        losses=_losses(measured, kind),
+        losses=_losses(measured, apart, kind),
         rung=rung,
         cost=SimpleNamespace(**costs, total=cost(rows, "step", best["rung"], START)),
     )
 
 
-def _as_texts(gains: pd.Series) -> list[str]:
-    """Speedups with their intervals; a dash where there is none."""
-    return [f"{gain:bare}" if gain.measured else "–" for gain in gains]
+def _shown(measured: pd.DataFrame, apart: pd.Series, tried: pd.DataFrame) -> pd.DataFrame:
+    """The rungs as they are read. What trains to another loss does other work: its time is no share of this work's.
+
+    A baseline that only the rung on it was timed beside has a row above it, without memory and loss.
+    """
+    rungs = measured.assign(gain=[f"{gain:bare}" if gain.measured else "–" for gain in measured["gain"]])
+    rungs[["mfu", "matmul_share"]] = rungs[["mfu", "matmul_share"]].astype(float).mask(apart, axis=0)
+    rows, known = [], set(rungs["rung"])
+    for rung in rungs.to_dict("records"):
+        beside = tried[(tried["step"] == rung["rung"]) & ~tried["baseline"].isin(known)]
+        if beside["baseline_ms"].notna().any() and beside["baseline"].iloc[0] == rung["baseline"]:
+            slower = rung["step_ms"] / beside["baseline_ms"].iloc[0]
+            rates = {name: rung[name] * slower for name in ("tokens/s", "mfu", "matmul_share")}
+            named = f"{rung['baseline']} (timed beside {rung['rung']})"
+            rows.append(rates | {"rung": named, "gain": "–", "baseline": rung["baseline"]})
+            rung["baseline"] = named
+        rows.append(rung)
+    return _named_baselines(timed(pd.DataFrame(rows), SHOWN)).rename(columns=HEADS)
 
 
 def _named_baselines(rungs: pd.DataFrame) -> pd.DataFrame:
     """Without the baselines that are the row above; without the column, if all are."""
-    rungs = rungs.assign(baseline=rungs["baseline"].where(rungs["baseline"] != rungs["rung"].shift()))
+    own = rungs["baseline"].isna() | (rungs["tokens/s"].notna() & rungs["step_ms"].isna())
+    rungs = rungs.assign(baseline=rungs["baseline"].where((rungs["baseline"] != rungs["rung"].shift()) & ~own))
     return rungs if rungs["baseline"].notna().any() else rungs.drop(columns="baseline")
 
 
@@ -154,14 +173,25 @@ def _trains_apart(measured: pd.DataFrame, left: dict[str, str]) -> pd.Series:
     return (apart > of_two_seeds) & (changing | seeds.notna().any())
 
 
-def _by_name(gains: dict[str, Number], rungs: pd.DataFrame, kind: str) -> SimpleNamespace:
-    """The gains of single rungs; `attention` is that of FlashAttention in memory."""
-    flash = NAMED["flash"]
-    before, after = (pick(rungs, "peak_gib", rung=name) for name in (stands_on(flash, kind), flash))
+def _by_name(
+    rows: pd.DataFrame, trials: pd.DataFrame, gains: dict[str, Number], rungs: pd.DataFrame
+) -> SimpleNamespace:
+    """The gains of single rungs; `attention` is that of FlashAttention in memory, `in_16_bits` that over fp32.
+
+    `compile_steps` is after how many steps compiling has saved what it takes.
+    """
+    flash, compiled = NAMED["flash"], NAMED["compiled"]
+    before, after = (pick(rungs, "peak_gib", rung=name) for name in (stands_on(flash, kind_of(rows)), flash))
+    compile_s = pick(rungs, "compile_s", "s", 0, rung=compiled)
+    eager_ms = pick(in_pairs(rows), "baseline_ms", step=compiled)
+    saved_ms = float(eager_ms) - float(pick(rungs, "step_ms", rung=compiled))
+    steps = derived(1e3 * float(compile_s) / saved_ms, "time to compile over time saved", "", 0)
     return SimpleNamespace(
         **{name: gains.get(rung, lacking(rung, TIMES)) for name, rung in NAMED.items()},
         attention=replace(over(before, after), derivation="allocated bytes"),
-        compile_s=pick(rungs, "compile_s", "s", 0, rung="compile"),
+        compile_s=compile_s,
+        compile_steps=steps if saved_ms > 0 else lacking("a compiled rung in pairs"),
+        in_16_bits=_speedup(rows, trials, MIXED, START),
     )
 
 
@@ -184,14 +214,15 @@ def _reached(best: pd.Series, first: pd.Series, timings_ms: Iterable[float]) -> 
     )
 
 
-def _losses(measured: pd.DataFrame, kind: str) -> SimpleNamespace:
-    """The loss of the plain loop, and the rung whose loss is furthest from it."""
+def _losses(measured: pd.DataFrame, others: pd.Series, kind: str) -> SimpleNamespace:
+    """The loss of the plain loop, what all that train alike differ from it by, and those that train to `another`."""
     start = pick(measured, "loss", decimals=3, rung=START)
-    apart = (measured["loss"] - float(start)).abs().fillna(0)
+    apart = (measured["loss"] - float(start)).abs()[~others]
+    another = measured[others]
     return SimpleNamespace(
         start=start,
         apart=Number(apart.max(), decimals=3) if start.measured else start,
-        rung=measured.loc[apart.idxmax(), "rung"],
+        another=", ".join(f"{row['rung']} {row['loss']:.3f}" for row in another.to_dict("records")) or "none",
         steps=derived(ON_CPU_LOSS_STEPS if kind == "cpu" else LOSS_STEPS, "counted", "", 0),
     )
 
@@ -205,7 +236,7 @@ def _trials(rows: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
 
 def in_pairs(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows that took turns with a baseline."""
-    return rows.reindex(columns=rows.columns.union(["ratio", "baseline"])).dropna(subset="ratio")
+    return rows.reindex(columns=rows.columns.union(["ratio", "baseline", "baseline_ms"])).dropna(subset="ratio")
 
 
 def _best(rungs: pd.DataFrame, trials: pd.DataFrame) -> pd.Series:

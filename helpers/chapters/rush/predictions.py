@@ -19,6 +19,7 @@ SHARDED = ("ddp", "zero2", "zero3")
 PLANNED: dict[str, Any] = {"precision": "amp-bf16", "checkpointing": "full"}
 STRATEGIES = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 SHOWN_RANKS = (2, 4, 8, 64, 512)
+FEW = SHOWN_RANKS[:3]
 SCALED: dict[str, Any] = {"model": "llama-3.1-8b", "sequence": 4096}  # of a GPU, one sequence
 ASSUMED_MFU = 0.5  # of the computation without communication
 GPUS = ("t4", "rtx4090", "a100_80gb", "h100_80gb", "b200")
@@ -41,11 +42,11 @@ def scaling() -> SimpleNamespace:
         lines.append(line)
     efficiency = pd.DataFrame(lines).set_index(["cluster", "strategy"])
     about = "predicted share of a step that computes"
-    of_eight = {
-        name: derived(efficiency.loc[(cluster, "ZeRO-3"), "8 GPUs"], about, PERCENT, 0)
+    of_few = {
+        name: {ranks: derived(efficiency.loc[(cluster, "ZeRO-3"), f"{ranks} GPUs"], about, PERCENT, 0) for ranks in FEW}
         for name, cluster in (("nvlink", "NVLink 4"), ("pcie", "PCIe 5"))
     }
-    return SimpleNamespace(efficiency=efficiency.reset_index(), **of_eight)
+    return SimpleNamespace(efficiency=efficiency.reset_index(), **of_few)
 
 
 def _fits(plan: fit.Plan, card: fit.Card) -> str:
@@ -77,4 +78,20 @@ def published_speed() -> SimpleNamespace:
     shares = np.quantile(errors, (0.5, 0.9), weights=weights, method="inverted_cdf")
     median, p90 = (derived(share, "arithmetic over published runs", PERCENT, 0) for share in shares)
     count, sources = (derived(number, "counted", "", 0) for number in (len(runs), runs["source"].nunique()))
-    return SimpleNamespace(table=pd.DataFrame(rows), runs=runs, count=count, sources=sources, median=median, p90=p90)
+    return SimpleNamespace(
+        table=pd.DataFrame(rows),
+        runs=runs,
+        count=count,
+        sources=sources,
+        median=median,
+        p90=p90,
+        mfu=_published_mfu(runs[runs["precision"] == "bf16"]),
+    )
+
+
+def _published_mfu(runs: pd.DataFrame) -> SimpleNamespace:
+    """The MFU of published runs, counted as the ladder's: the range of their middle half, and how many they are."""
+    flops = 6 * runs["params"] + 12 * runs["layers"] * runs["width"] * runs["seq"]
+    shares = runs["tok_s_gpu"] * flops / runs["card"].map(lambda card: 1e12 * card.bf16_tflops)
+    low, high = (derived(share, "of published runs", PERCENT, 0) for share in shares.quantile([0.25, 0.75]))
+    return SimpleNamespace(low=low, high=high, count=derived(len(runs), "counted", "", 0))

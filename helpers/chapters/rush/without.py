@@ -14,9 +14,9 @@ import torch
 
 from ...book import Worth
 from ...book.table import table
-from ...book.values import PERCENT, TIMES, Number, judged, lacking, paired, pick, timed
+from ...book.values import PERCENT, TIMES, Number, derived, judged, lacking, paired, pick, timed
 from ...lab import device
-from ...lab.estimate import EFFECT
+from ...lab.estimate import EFFECT, UNDECIDED
 from ...lab.memory import OUT_OF_MEMORY, is_out_of_memory
 from ...lab.rows import Row
 from ...rush import Setup
@@ -123,6 +123,8 @@ class Without:
     largest_gain: Number
     memory: Number
     memory_of: str
+    undecided: Number
+    tried: Number
 
 
 @without.numbers()
@@ -151,6 +153,8 @@ def _(rows: pd.DataFrame) -> Without:
         largest_gain=ranked[1],
         memory=more,
         memory_of=hungriest,
+        undecided=derived(sum(judged(gain)[0] == UNDECIDED for gain in gains.values()), "counted", "", 0),
+        tried=derived(len(gains), "counted", "", 0),
     )
 
 

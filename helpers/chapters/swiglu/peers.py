@@ -1,6 +1,7 @@
 """One SwiGLU layer by each variant: time against the bound of its products, bytes saved, peak."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -173,6 +174,8 @@ def _levels(rows: pd.DataFrame, dtype: str) -> SimpleNamespace:
 
     one, two, three = (f"{OURS}{level}" for level in (1, 2, 3))
     stored = partial(pick, rows, "saved_ratio", PERCENT, 0, dtype=dtype, hidden_dim=WIDTH)
+    peak = partial(pick, rows, "peak_added_mib", dtype=dtype, hidden_dim=WIDTH)
+    peaks = {name: over(peak(variant=name), peak(variant=BASELINES["ratio_to_compiled"])) for name in (two, BUDGET)}
     return SimpleNamespace(
         dtype=NAMES[dtype],
         level1_to_level2=over(ratio(one, "plain"), ratio(two, "plain")),
@@ -184,4 +187,6 @@ def _levels(rows: pd.DataFrame, dtype: str) -> SimpleNamespace:
         stored2=stored(variant=two),
         stored3=stored(variant=three),
         stored_budget=stored(variant=BUDGET),
+        peak2=replace(peaks[two], derivation="allocated bytes"),
+        peak_budget=replace(peaks[BUDGET], derivation="allocated bytes"),
     )

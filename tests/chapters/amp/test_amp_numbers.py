@@ -92,3 +92,8 @@ def test_torchs_own_fp16_kernels_are_named_where_both_kinds_were_timed():
     times = amp.gradient_time.of_rows(rows)
     assert times.table["training"].tolist() == ["fp32", "AMP, dynamic scale", "AMP, dynamic scale, torch's kernels"]
     assert times.fp16.value == 10 and not times.bf16.measured
+    assert not times.memory["segmentation"].measured
+    halved = timed | {"precision": "bf16", "kernels": TORCHS_KERNELS, "peak_gib": 0.05}
+    assert f"{amp.gradient_time.of_rows(pd.DataFrame([*rows.to_dict('records'), halved])).memory['segmentation']}" == (
+        "0.50×"
+    )

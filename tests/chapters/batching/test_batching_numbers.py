@@ -5,6 +5,7 @@ import pytest
 
 from helpers.chapters import batching
 
+NONE = pd.DataFrame()
 TRAININGS = pd.DataFrame(
     [
         {"data": data, "seed": seed, "validation_loss": loss + 0.1 * seed, "validation_accuracy": 0.3, "steps": 10}
@@ -18,6 +19,9 @@ TRAININGS = pd.DataFrame(
     guess_accuracy=0.1,
     real_tokens=1000,
     width=8,
+    layers=2,
+    words=50,
+    epochs=1,
     batch_size=8,
     max_length=128,
     source="text, part",
@@ -25,15 +29,26 @@ TRAININGS = pd.DataFrame(
 
 
 def test_a_training_is_told_by_its_means_over_the_seeds():
-    training = batching.training.of_rows(TRAININGS)
+    training = batching.training.of_rows(TRAININGS, NONE, NONE)
     assert f"{training.balanced_gap}" == "1.00 nats"
     assert training.table["peak_mib"].tolist() == [512] * 3
     assert training.table.loc[1, "loss"] == pytest.approx(5.1)
 
 
 def test_what_was_not_trained_is_not_measured():
-    training = batching.training.of_rows(TRAININGS[TRAININGS["data"] != "k = 10"])
+    training = batching.training.of_rows(TRAININGS[TRAININGS["data"] != "k = 10"], NONE, NONE)
     assert not training.balanced_gap.measured and not training.balanced_over_longest.measured
+    assert not training.each.balanced.measured and not training.each.least_ms.measured
+
+
+def test_a_trainings_step_stands_beside_its_products_and_beside_ready_batches():
+    ready = {"variant": "packed, varlen", "real_tokens_per_s": 1e4, "median_ms": 50.0, "dtype": "bfloat16"}
+    ceilings = pd.DataFrame({"dtype": ["bfloat16", "float32"], "tflops": [1e-6, 1e-7]})
+    each = batching.training.of_rows(TRAININGS, ceilings, pd.DataFrame([ready])).each
+    assert [f"{number}" for number in (each.packed, each.tokens, each.ready)] == ["200 ms", "100", "500"]
+    weights = 12 * 2 * 8**2 + 50 * 8
+    assert float(each.least_ms) == pytest.approx(1e3 * 6 * weights * 100 / 1e6)
+    assert float(each.share) == pytest.approx(float(each.least_ms) / 200)
 
 
 def epoch(variant, size, rate, padding):

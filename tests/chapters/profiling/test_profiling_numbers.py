@@ -37,7 +37,18 @@ def test_fixes_are_ordered_by_effect():
     assert fixes.table["fix"].tolist() == ["decode_once", "all"]
     assert fixes.without.undecided.startswith("workers ≤ ") and fixes.without.none == "none"
     assert (fixes.largest, f"{fixes.largest_gain:1}") == ("decode_once", "2.0× (1.7 to 2.5, 7 pairs)")
-    assert f"{fixes.together:brief}" == "4.0×"
+    assert f"{fixes.together:brief}" == "4.0×" and f"{fixes.product}" == "2.0×"
+
+
+def test_what_parts_leave_of_a_model_is_lost_where_their_medians_are_more_than_its():
+    def part(module, forward_ms, kind=""):
+        times = {"forward_ms": forward_ms, "backward_ms": 5.0, "total_ms": 1.0, "lower_bound_ms": None}
+        return {"pipeline": "vit", "variant": "slow", "module": module, "type": kind, "calls": 1} | times
+
+    rows = [part("vit", 10.0), part("vit.mlp", 7.0), part("vit.head", 2.0), part("outside", 0.0) | {"calls": 0}]
+    (table, _) = profiling.modules.of_rows(pd.DataFrame(rows)).tables.values()
+    rest = table.set_index("part").loc["rest"]
+    assert rest["slow forward_ms"] == 1.0 and pd.isna(rest["slow backward_ms"])
 
 
 def test_fixes_of_a_gpu_that_measured_one():

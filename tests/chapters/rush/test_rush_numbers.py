@@ -167,7 +167,7 @@ def test_the_fastest_peer_is_quoted_with_the_interval_that_its_row_has():
 def test_losses_of_ranks_need_the_one_of_a_single_process():
     row = {"ranks": 2, "parameter_bytes": 2**20, "gradient_bytes": 2**20, "optimizer_bytes": 2**21, "last_loss": 6.5}
     named = rush.distributed.of_rows(pd.DataFrame([row | {"strategy": "ddp"}]))
-    assert named.strategies["weights, MiB"].tolist() == [1.0]
+    assert (float(named.ranks), f"{named.held['ddp']}") == (2, "4.00 MiB") and not named.held["zero3"].measured
     assert not named.apart.measured
 
 
@@ -178,7 +178,24 @@ def test_predictions_of_published_runs_are_as_exact_as_the_report_says():
     )
     small = named.table[(named.table["GPU"] == "t4") & (named.table["model"] == "Llama-3.1-8B on 8")]
     assert small["fits"].str.startswith("no: ").all() and (named.table["fits"] == "yes").any()
+    assert 0.3 < float(named.mfu.low) < float(named.mfu.high) < 0.7
     assert 0.05 < float(named.median) < 0.15 < float(named.p90) < 0.6
+
+
+def test_the_tasks_steps_stand_beside_ours_in_their_order():
+    rates = {START: 100.0, "TF32": 200.0, "mixed precision": 350.0, "fused AdamW": 385.0}
+    rows = rungs(rates, preset="big-gpu").assign(peak_gib=[4.0, 4.0, 6.0, 6.0])
+    kinds = {"none": (100.0, 8.0), "full": (70.0, 4.0)}
+    lengths = [
+        {"checkpointing": kind, "sequence": 4096, "tokens_per_s": rate, "peak_gib": peak}
+        for kind, (rate, peak) in kinds.items()
+    ]
+    table = rush.task_steps.of_rows(rows, NONE, pd.DataFrame(lengths)).table.set_index("step")
+    assert list(table.index[:2]) == ["mixed precision", "fused AdamW"]
+    assert table.loc["mixed precision", "speed, ours"] == "3.50×" and f"{table.iloc[0]['memory, ours']}" == "1.50×"
+    assert f"{table.iloc[1]['speed, task']} {table.iloc[1]['speed, ours']}" == "1.10× 1.10×"
+    assert table.loc["batch 4", "speed, ours"] == "–"
+    assert table.iloc[-1]["speed, ours"] == "0.70×" and f"{table.iloc[-1]['memory, ours']}" == "0.50×"
 
 
 @pytest.mark.long
@@ -192,6 +209,7 @@ def test_predictions_stand_beside_each_of_a_gpus_rungs():
     ratios = [float(of) / rate - 1 for of, rate in zip(named.table["predicted"], steps.values(), strict=True)]
     assert [float(error) for error in named.table["off by"]] == pytest.approx(ratios)
     assert float(named.memory_error) == pytest.approx(named.table["count off by"].astype(float).abs().median())
+    assert not named.in_16_bits.copies.measured
     assert not len(rush.predicted.of_rows(rows.assign(preset="cpu")).table)
 
 
@@ -201,3 +219,20 @@ def test_a_gain_over_a_baseline_without_a_row_names_it():
     table = ladder(rows).rungs.set_index("rung")
     assert table["baseline"].dropna().to_dict() == {"batch 8": "batch 4"}
     assert "baseline" not in ladder(rungs()).rungs
+    timed = ladder(rows.assign(baseline_ms=2.0)).rungs  # batch 8 takes 1 ms
+    assert "baseline" not in timed
+    assert timed.iloc[-2][["rung", "tokens/s"]].tolist() == ["batch 4 (timed beside batch 8)", 225.0]
+
+
+def test_compiling_is_earned_after_what_it_takes_over_what_a_step_saves():
+    rows = rungs({START: 100.0, "compile": 150.0}, preset="big-gpu", compile_s=3.0, baseline_ms=3.0)
+    assert not ladder(rows).rung.compile_steps.measured
+    in_pairs = ladder(rows.assign(ratio=0.5, low=0.4, high=0.6, pairs=8, baseline="cuDNN attention"))
+    assert f"{in_pairs.rung.compile_steps}" == "1,500"  # 3 s over 2 ms
+
+
+def test_what_trains_to_another_loss_has_no_share_of_this_trainings_products():
+    rows = with_losses(float8=8.5, **{"8-bit optimizer state": 7.05}).assign(mfu=0.5)
+    shown = ladder(rows).rungs.set_index("rung")[["MFU", "share of matmul rate"]]
+    assert shown.loc["float8"].isna().all() and shown.drop("float8").notna().all(axis=None)
+    assert ladder(rows).losses.another == "float8 8.500" and float(ladder(rows).losses.apart) < 0.1

@@ -21,6 +21,10 @@ def test_full_checkpointing_is_compared_at_the_longest_length_that_most_kinds_fi
     named = checkpointing.of_rows(pd.DataFrame(rows))
     assert (named.length, f"{named.memory}") == (2048, "50%")
     assert named.lengths["tokens/s at 8192"].isna().tolist() == [True, False]
+    assert f"{named.short} at {named.shortest}" == "50% at 512" and not named.selective.measured
+    selective = {"checkpointing": "selective", "sequence": 2048, "tokens_per_s": 60.0, "peak_gib": 4.0}
+    among = checkpointing.of_rows(pd.DataFrame([*rows, selective]))
+    assert f"{among.selective:bare} {among.selective_memory}" == "1.50× 1.00×"
     rows[3] |= {"baseline": "none", "ratio": 1.25, "low": 1.2, "high": 1.3, "pairs": 16}
     assert f"{checkpointing.of_rows(pd.DataFrame(rows)).speed}" == "80% (77 to 83, 16 pairs)"
 
@@ -33,11 +37,12 @@ def test_a_changes_gain_is_what_the_best_setup_loses_without_it():
     rows = [
         ROW | {"without": "the best setup", "tokens_per_s": 100.0, "ratio": None, "seed_loss": 8.5},
         ROW | {"without": "fused attention", "tokens_per_s": 66.0, "ratio": 1.5, "peak_gib": 30.0} | TRIAL,
-        ROW | {"without": "a CUDA graph", "tokens_per_s": 90.0, "ratio": 1.1} | TRIAL,
+        ROW | {"without": "a CUDA graph", "tokens_per_s": 90.0, "ratio": 1.1} | TRIAL | {"low": 0.9},
     ]
     numbers = without.of_rows(pd.DataFrame(rows))
     assert f"{numbers.gains['fused attention']}" == "1.50× (1.40 to 1.60, 8 pairs)"
     assert (numbers.largest, numbers.memory_of, float(numbers.memory)) == ("fused attention", "fused attention", 3.0)
+    assert (float(numbers.undecided), float(numbers.tried)) == (1, 2)
     assert "batch" not in numbers.rows and numbers.job == "tiny, 8 × 64 tokens"
 
 

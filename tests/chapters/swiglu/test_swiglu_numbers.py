@@ -76,6 +76,9 @@ def test_a_level_is_compared_in_each_type():
     assert f"{peers.half.level1_to_level2} {peers.half.stored2}" == "1.25× (1.24 to 1.26, unpaired) 53%"
     assert f"{peers.half.budget:brief}" == "1.20×"
     assert not peers.half.level3.measured
+    less = LAYERS["peak_added_mib"].where(LAYERS["variant"] != "level 2", 32.0)
+    half = swiglu.peers.of_rows(LAYERS.assign(peak_added_mib=less), CEILINGS).half
+    assert f"{half.peak2} {half.peak_budget}" == "0.50× 1.00×"
     assert f"{peers.single.level2}" == "1.04× (1.03 to 1.05, 20 pairs)"
     assert f"{peers.level2_slowest:brief} {peers.level2_stored}" == "1.04× 53%"
     assert peers.tokens == "1000 tokens"

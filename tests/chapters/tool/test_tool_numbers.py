@@ -19,7 +19,10 @@ def test_right_answers_promises_and_alarms_of_the_open_set_are_counted():
     assert (f"{found.right:brief}", f"{found.right_apart:brief}", f"{found.alarms:brief}") == ("67%", "0%", "33%")
     assert f"{found.right}" == "67% (21 to 94)" and not found.first_line.measured  # none is of data/loops
     assert found.fp32.value == 1
-    assert f"{found.median_error}" == "10%"
+    assert f"{found.median_error}" == "10%" and float(found.beyond) == 0
+    more = [row | {"loop": "a", "gained": 0.52}, row | {"loop": "b", "gained": 0.6}]
+    exceeded = tool.loops.of_rows(pd.DataFrame(more))
+    assert (float(exceeded.beyond), float(exceeded.far_beyond)) == (2, 1)
     of_a_file = pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}]).astype({"right": str, "apart": str})
     assert f"{tool.loops.of_rows(of_a_file).right:brief}" == "50%"
 
