@@ -122,8 +122,12 @@ def claim(statement: str, verdict: Verdict, holds: bool | None = None) -> None:
         say(reading(statement, verdict, holds=holds))
         return
     number = verdict.number
-    reason = f"needs {number.missing}" if not number.measured else f"{number}; limit: {verdict.bound}"
+    reason = _told(verdict) if number.measured else f"needs {number.missing}"
     display(Markdown(f"*{verdict.outcome.capitalize()}:* {statement}: {reason}."))
+
+
+def _told(verdict: Verdict) -> str:
+    return f"{verdict.number}; limit: {verdict.bound}"
 
 
 def reading(sentence: str, *verdicts: Verdict, holds: bool = True) -> str:
@@ -139,7 +143,7 @@ def reading(sentence: str, *verdicts: Verdict, holds: bool = True) -> str:
     if own:
         line = f"*No longer so: {markdown.escaped(sentence)}*"
         display(Markdown(line), metadata={"helpers": {"report": False, "outdated": sentence}})
-    return " ".join(f"{verdict.number} ({verdict.bound}: {verdict.outcome})." for verdict in verdicts)
+    return " ".join(f"*{verdict.outcome.capitalize()}:* {_told(verdict)}." for verdict in verdicts)
 
 
 def readme(frame: pd.DataFrame, sentences: Iterable[str]) -> None:

@@ -149,7 +149,7 @@ TWICE = "It pays twice."
 
 @pytest.mark.parametrize(("limit", "holds", "as_read"), [(2, True, True), (3, True, False), (3, False, True)])
 def test_a_sentence_that_interprets_stands_while_its_records_bear_it(limit, holds, as_read, shown):
-    bare = "2.4× (2.3 to 2.5, 12 pairs) (at least 3.0×: does not hold)."
+    bare = "*Does not hold:* 2.4× (2.3 to 2.5, 12 pairs); limit: at least 3.0×."
     claim(TWICE, paired(TRIAL).at_least(limit), holds=holds)
     assert shown[-1] == (TWICE if as_read else bare, True)
     assert shown[:-1] == ([] if as_read else [(f"*No longer so: {TWICE}*", False)])
@@ -157,7 +157,7 @@ def test_a_sentence_that_interprets_stands_while_its_records_bear_it(limit, hold
 
 def test_of_other_records_a_sentence_leaves_the_bare_outcome_and_is_in_no_list(shown, tmp_path, monkeypatch):
     monkeypatch.setenv("HELPERS_RESULTS", str(tmp_path))
-    assert reading(TWICE, paired(TRIAL).at_least(2)) == "2.4× (2.3 to 2.5, 12 pairs) (at least 2.0×: holds)."
+    assert reading(TWICE, paired(TRIAL).at_least(2)) == "*Holds:* 2.4× (2.3 to 2.5, 12 pairs); limit: at least 2.0×."
     assert shown == []
 
 
