@@ -156,7 +156,7 @@ def test_chapters_are_found_and_tables_selected_once():
 
 
 def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():
-    of_cpus = "rush/allocator rush/distributed rush/memory_plan tool/loops summary/stages "
+    of_cpus = "rush/allocator rush/distributed rush/memory_plan tool/loops tool/profilers summary/stages "
     of_cpus += "batching/padding batching/sampler_scaling pipelines/formats pipelines/loader pipelines/jit "
     of_cpus += "pipelines/forgetting compilers/training"
     for e in select([]):

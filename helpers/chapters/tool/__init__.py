@@ -1,3 +1,4 @@
-"""The tool's own trials: what `profile` names in loops with a planted fault."""
+"""The tool's own trials: what `profile` names in loops with a planted fault and in scripts after real reports."""
 
 from .loops import loops  # isort: skip
+from .profilers import profilers  # isort: skip

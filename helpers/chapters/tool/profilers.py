@@ -1,0 +1,173 @@
+"""Scripts after other projects' reports: does `profile` name the cause's line first, and do other profilers?
+
+py-spy counts samples by line, scalene divides the time by line, TraceML names a part of the step.
+"""
+
+import ast
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+
+from ...book import Worth
+from ...book.table import table
+from ...book.values import PERCENT, Number, share_of
+from ...lab.machine import installed, missing_because
+from ...lab.rows import Row
+from .cases import ROOT, counted, profiled
+
+REPORTS = ROOT / "data" / "reports"
+MANIFEST = REPORTS / "manifest.toml"
+LISTED = tomllib.loads(MANIFEST.read_text())["report"] if MANIFEST.exists() else []
+CAUSES = {Path(entry["script"]).stem: entry for entry in LISTED}
+OURS, OWN, CUMULATIVE, SCALENE, TRACEML = "profile", "py-spy, own", "py-spy, cumulative", "scalene", "TraceML"
+PACKAGES = {OURS: "torch", "py-spy": "py-spy", SCALENE: "scalene", TRACEML: "traceml-ai"}
+FIRST = 3  # answers of each that count
+OUTER = 0.9  # of the samples: a line that as many pass through starts the training
+CLOSING_S = 90  # that a profiler may take to write its answer
+# The model that TraceML's lines name, where it isn't `self.model`.
+LOCAL = "accelerate_1153 open_instruct_1445 presto_worldcereal_9 pytorch_lightning_17359 transferable_samplers_12"
+MODELS = dict.fromkeys([*LOCAL.split(), "transformers_48718"], "model")
+MODELS |= {"lightly_train_946": "task.model", "gsplat_396": "self.ssim"}
+Answers = list[tuple[str, float | None]]  # what is named, and its share of the time
+
+
+@table(
+    small=[{"script": "pytorch_lightning_17359", "profiler": name, "limit_s": 10} for name in PACKAGES if name != OURS],
+    cpu=[{"script": script, "profiler": name, "limit_s": 45} for script in CAUSES for name in PACKAGES],
+    gpu=[],  # their causes are a CPU's
+    columns="by package answer? share? place?",
+    missing=lambda script, profiler, limit_s: missing_because(PACKAGES[profiler]),
+    timed=False,
+    worth=Worth(5, "is the line of a real report's cause named", cpu=60),
+)
+def profilers(script: str, profiler: str, limit_s: int) -> list[Row]:
+    """A profiler's first answer to a script that runs so long, and the first answer that names a line of the cause.
+
+    py-spy and scalene are asked for lines of the script. py-spy's own time is that of samples that end in the line;
+    its cumulative time is that of samples that pass through it, without lines that nearly all pass through.
+    TraceML needs to know where a step begins and ends: it runs a copy in which its lines are put around the step.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        answers = ASKED[profiler](script, Path(folder), limit_s)
+    package = f"{PACKAGES[profiler]} {installed(PACKAGES[profiler])}"
+    return [{"by": by, "package": package} | judged(script, found) for by, found in answers.items()]
+
+
+def judged(script: str, answers: Answers) -> Row:
+    """The first answer, and the place of the first of three that names one of the lines that a person would edit."""
+    lines = {f"{script}.py:{line}" for line in CAUSES[script]["lines"]}
+    named = (lines & {*re.findall(r"\w+\.py:\d+", answer)} for answer, _ in answers[:FIRST])
+    answer, share = (answers or [("nothing", None)])[0]
+    return {"answer": answer, "share": share, "place": next((n for n, hit in enumerate(named, 1) if hit), None)}
+
+
+def _by_profile(script: str, folder: Path, limit_s: int) -> dict[str, Answers]:
+    answer = profiled({"script": REPORTS / f"{script}.py"}, str(folder), limit=limit_s)
+    return {OURS: [(f"{found['finding']} {found['where']}", found["gain_share"]) for found in answer["findings"]]}
+
+
+def _by_pyspy(script: str, folder: Path, limit_s: int) -> dict[str, Answers]:
+    record = [_program("py-spy"), "record", "--subprocesses", "--format", "raw", "--output", "samples.txt", "--"]
+    run_for(limit_s, [*record, sys.executable, str(REPORTS / f"{script}.py")], folder)
+    return lines_of_samples((folder / "samples.txt").read_text(), script)
+
+
+def lines_of_samples(text: str, script: str) -> dict[str, Answers]:
+    """The script's lines with most samples, by own and cumulative time, of py-spy's counts by stack."""
+    stacks = [line.rpartition(" ") for line in text.splitlines()]
+    own, cumulative, samples = Counter(), Counter(), sum(int(count) for _, _, count in stacks)
+    for stack, _, count in stacks:
+        lines = [re.search(rf"\(({script}\.py:\d+)\)$", frame) for frame in stack.split(";")]
+        own.update({lines[-1][1]: int(count)} if lines[-1] else {})
+        cumulative.update(dict.fromkeys({line[1] for line in lines if line}, int(count)))
+    inner = Counter({line: count for line, count in cumulative.items() if count < OUTER * samples})
+    shares = {OWN: own.most_common(FIRST), CUMULATIVE: inner.most_common(FIRST)}
+    return {by: [(line, count / samples) for line, count in lines] for by, lines in shares.items()}
+
+
+def _by_scalene(script: str, folder: Path, limit_s: int) -> dict[str, Answers]:
+    record = [sys.executable, "-m", "scalene", "run", "--cpu-only", "--outfile", "scalene.json"]
+    run_for(limit_s, [*record, str(REPORTS / f"{script}.py")], folder)
+    files = json.loads((folder / "scalene.json").read_text())["files"]
+    lines = next((file["lines"] for name, file in files.items() if Path(name).stem == script), [])
+    parts = ("n_cpu_percent_python", "n_cpu_percent_c", "n_sys_percent")
+    shares = [(f"{script}.py:{line['lineno']}", sum(line[part] for part in parts) / 100) for line in lines]
+    return {SCALENE: sorted(shares, key=lambda line: -line[1])[:FIRST]}
+
+
+def _by_traceml(script: str, folder: Path, limit_s: int) -> dict[str, Answers]:
+    (folder / f"{script}.py").write_text(with_traced_step((REPORTS / f"{script}.py").read_text(), MODELS.get(script)))
+    run_for(limit_s, [_program("traceml"), "run", f"{script}.py", "--logs-dir", "logs", "--run-name", "run"], folder)
+    verdict = json.loads((folder / "logs" / "run" / "final_summary.json").read_text())["primary_diagnosis"]
+    return {TRACEML: [(verdict["status"].lower(), verdict["evidence"].get("score"))]}
+
+
+def with_traced_step(source: str, model: str | None) -> str:
+    """The script with TraceML's lines: it is imported, and a step is what is in the innermost loop around the loss."""
+    lines = source.splitlines()
+    loops = [loop for loop in ast.walk(ast.parse(source)) if isinstance(loop, ast.For)]
+    texts = {loop: "\n".join(lines[loop.lineno - 1 : loop.end_lineno]) for loop in loops}
+    loop = max((loop for loop in loops if "loss" in texts[loop] and ".step()" in texts[loop]), key=lambda n: n.lineno)
+    first, last = loop.body[0].lineno - 1, loop.end_lineno
+    step = f"{' ' * loop.body[0].col_offset}with traceml_ai.trace_step({model or 'self.model'}):"
+    starts = ["import traceml_ai", 'traceml_ai.init(mode="auto")']
+    return "\n".join([*starts, *lines[:first], step, *(f"    {line}" for line in lines[first:last]), *lines[last:], ""])
+
+
+def _program(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def run_for(limit_s: float, command: list[str], folder: Path) -> None:
+    """Run a profiler and its script in a folder, interrupted after so many seconds, as by Ctrl-C."""
+    with (folder / "printed.txt").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(limit_s)
+            return
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(CLOSING_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+ASKED = {OURS: _by_profile, "py-spy": _by_pyspy, SCALENE: _by_scalene, TRACEML: _by_traceml}
+
+
+# Numbers
+
+
+@profilers.numbers()
+def _(rows: pd.DataFrame) -> SimpleNamespace:
+    """Each profiler's first answer to each script, its share of the time and the place of the cause's line."""
+    places = {by: group["place"] for by, group in rows.groupby("by", sort=False)}
+    cells = [
+        f"{'–' if pd.isna(row['place']) else int(row['place'])}: {_shortly(row)}" for row in rows.to_dict("records")
+    ]
+    shown = rows.assign(cell=cells).pivot(index="script", columns="by", values="cell")
+    return SimpleNamespace(
+        table=shown.reindex(columns=list(places)).rename_axis(columns=None).reset_index(),
+        first={by: share_of((place == 1).sum(), len(place)) for by, place in places.items()},
+        among={by: share_of(place.notna().sum(), len(place)) for by, place in places.items()},
+        packages=", ".join(sorted({*rows["package"]} - {*rows.loc[rows["by"] == OURS, "package"]})),
+        count=counted(rows["script"].nunique()),
+    )
+
+
+def _shortly(row: Row) -> str:
+    """The kind and the line of an answer, without the script's name and the line's text."""
+    answer = re.sub(r"\S+\.py:(\d+).*", r":\1", str(row["answer"]))
+    return answer if pd.isna(row["share"]) else f"{answer}, {Number(row['share'], PERCENT, decimals=0)}"

@@ -1,0 +1,76 @@
+"""What other profilers say of the reports' scripts: how their answers are read, judged and counted."""
+
+import sys
+
+import pandas as pd
+import pytest
+
+from helpers.chapters import tool
+from helpers.chapters.tool.profilers import (
+    CAUSES,
+    CUMULATIVE,
+    MODELS,
+    OURS,
+    OWN,
+    REPORTS,
+    SCALENE,
+    judged,
+    lines_of_samples,
+    run_for,
+    with_traced_step,
+)
+
+PRESTO, CAUSE = "presto_worldcereal_9", CAUSES["presto_worldcereal_9"]["lines"][0]
+
+
+def test_an_answer_is_right_by_the_place_of_a_line_that_a_person_would_edit():
+    other, right = (f"{PRESTO}.py:1 import argparse", 0.4), (f"Python loop {PRESTO}.py:{CAUSE} a = row[name]", 0.3)
+    assert judged(PRESTO, [right, other])["place"] == 1
+    assert judged(PRESTO, [other, right]) == {"answer": other[0], "share": 0.4, "place": 2}
+    assert judged(PRESTO, [other, other, other, right])["place"] is None
+    assert judged(PRESTO, [(f"{PRESTO}.py:{CAUSE}0", None)])["place"] is None
+    assert judged(PRESTO, []) == {"answer": "nothing", "share": None, "place": None}
+
+
+def test_samples_are_counted_where_they_end_and_where_they_pass():
+    """A third of the samples ends in a library that line 5 calls; line 9 starts the training."""
+    begin = f'process 1:"python {PRESTO}.py";<module> ({PRESTO}.py:9);'
+    stacks = [f"{begin}step ({PRESTO}.py:5);linear (torch/nn.py:3) 4", f"{begin}step ({PRESTO}.py:5) 2"]
+    stacks += [f"{begin}load ({PRESTO}.py:7) 5", "wait (threading.py:2) 1"]
+    shares = lines_of_samples("\n".join(stacks), PRESTO)
+    assert shares[OWN] == [(f"{PRESTO}.py:7", 5 / 12), (f"{PRESTO}.py:5", 2 / 12)]
+    assert shares[CUMULATIVE] == [(f"{PRESTO}.py:5", 6 / 12), (f"{PRESTO}.py:7", 5 / 12)]
+
+
+@pytest.mark.parametrize("script", CAUSES)
+def test_the_lines_of_traceml_are_put_around_the_step_of_each_script(script):
+    source = (REPORTS / f"{script}.py").read_text()
+    traced = with_traced_step(source, MODELS.get(script))
+    compile(traced, script, "exec")
+    added = [line.strip() for line in traced.splitlines() if "traceml_ai" in line]
+    assert len(added) == 3 and added[-1].startswith("with traceml_ai.trace_step(")
+    assert [line.strip() for line in traced.splitlines() if "traceml_ai" not in line] == [
+        line.strip() for line in source.splitlines()
+    ]
+
+
+def test_a_profiler_is_interrupted_like_by_ctrl_c_and_ends(tmp_path):
+    script = tmp_path / "sleeps.py"
+    script.write_text("try:\n    import time; time.sleep(60)\nexcept KeyboardInterrupt:\n    print('interrupted')\n")
+    run_for(1, [sys.executable, str(script)], tmp_path)
+    assert (tmp_path / "printed.txt").read_text() == "interrupted\n"
+
+
+def test_places_are_counted_by_profiler():
+    row = {"script": PRESTO, "profiler": "py-spy", "package": "py-spy 0.4.3", "share": 0.5}
+    rows = [row | {"by": OWN, "answer": f"{PRESTO}.py:56", "place": 1}]
+    rows += [row | {"by": CUMULATIVE, "answer": f"{PRESTO}.py:1", "place": 3}]
+    rows += [row | {"by": SCALENE, "answer": f"{PRESTO}.py:2", "place": None, "package": "scalene 2.4.0"}]
+    rows += [
+        row | {"by": OURS, "answer": f"costly line {PRESTO}.py:56 x = 1", "share": None, "place": 1, "package": "torch"}
+    ]
+    named = tool.profilers.of_rows(pd.DataFrame(rows))
+    assert {by: number.value for by, number in named.first.items()} == {OWN: 1, CUMULATIVE: 0, SCALENE: 0, OURS: 1}
+    assert named.among[CUMULATIVE].value == 1 and named.among[SCALENE].value == 0
+    assert [*named.table.iloc[0]] == [PRESTO, "1: :56, 50%", "3: :1, 50%", "–: :2, 50%", "1: costly line :56"]
+    assert named.packages == "py-spy 0.4.3, scalene 2.4.0" and named.count.value == 1
