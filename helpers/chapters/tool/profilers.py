@@ -44,12 +44,12 @@ Answers = list[tuple[str, float | None]]  # what is named, and its share of the 
 
 @table(
     small=[{"script": "pytorch_lightning_17359", "profiler": name, "limit_s": 10} for name in PACKAGES if name != OURS],
-    cpu=[{"script": script, "profiler": name, "limit_s": 45} for script in CAUSES for name in PACKAGES],
+    cpu=[{"script": script, "profiler": name, "limit_s": 40} for script in CAUSES for name in PACKAGES],
     gpu=[],  # their causes are a CPU's
     columns="by package answer? share? place?",
     missing=lambda script, profiler, limit_s: missing_because(PACKAGES[profiler]),
     timed=False,
-    worth=Worth(5, "is the line of a real report's cause named", cpu=60),
+    worth=Worth(5, "is the line of a real report's cause named", cpu=50),
 )
 def profilers(script: str, profiler: str, limit_s: int) -> list[Row]:
     """A profiler's first answer to a script that runs so long, and the first answer that names a line of the cause.
