@@ -33,7 +33,7 @@ CAUSES = {Path(entry["script"]).stem: entry for entry in LISTED}
 OURS, OWN, CUMULATIVE, SCALENE, TRACEML = "profile", "py-spy, own", "py-spy, cumulative", "scalene", "TraceML"
 PACKAGES = {OURS: "torch", "py-spy": "py-spy", SCALENE: "scalene", TRACEML: "traceml-ai"}
 FIRST = 3  # answers of each that count
-OUTER = 0.9  # of the samples: a line that as many pass through starts the training
+OUTER, IMPORTING = 0.8, "<frozen importlib"  # a line that more of the other samples pass through starts the training
 CLOSING_S = 90  # that a profiler may take to write its answer
 # The model that TraceML's lines name, where it isn't `self.model`.
 LOCAL = "accelerate_1153 open_instruct_1445 presto_worldcereal_9 pytorch_lightning_17359 transferable_samplers_12"
@@ -43,7 +43,7 @@ Answers = list[tuple[str, float | None]]  # what is named, and its share of the 
 
 
 @table(
-    small=[{"script": "pytorch_lightning_17359", "profiler": name, "limit_s": 10} for name in PACKAGES if name != OURS],
+    small=[{"script": "pytorch_lightning_17359", "profiler": "py-spy", "limit_s": 10}],
     cpu=[{"script": script, "profiler": name, "limit_s": 40} for script in CAUSES for name in PACKAGES],
     gpu=[],  # their causes are a CPU's
     columns="by package answer? share? place?",
@@ -85,7 +85,7 @@ def _by_pyspy(script: str, folder: Path, limit_s: int) -> dict[str, Answers]:
 
 def lines_of_samples(text: str, script: str) -> dict[str, Answers]:
     """The script's lines with most samples, by own and cumulative time, of py-spy's counts by stack."""
-    stacks = [line.rpartition(" ") for line in text.splitlines()]
+    stacks = [line.rpartition(" ") for line in text.splitlines() if IMPORTING not in line]
     own, cumulative, samples = Counter(), Counter(), sum(int(count) for _, _, count in stacks)
     for stack, _, count in stacks:
         lines = [re.search(rf"\(({script}\.py:\d+)\)$", frame) for frame in stack.split(";")]

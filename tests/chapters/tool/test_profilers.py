@@ -37,6 +37,7 @@ def test_samples_are_counted_where_they_end_and_where_they_pass():
     begin = f'process 1:"python {PRESTO}.py";<module> ({PRESTO}.py:9);'
     stacks = [f"{begin}step ({PRESTO}.py:5);linear (torch/nn.py:3) 4", f"{begin}step ({PRESTO}.py:5) 2"]
     stacks += [f"{begin}load ({PRESTO}.py:7) 5", "wait (threading.py:2) 1"]
+    stacks += [f"<module> ({PRESTO}.py:4);_find_and_load (<frozen importlib._bootstrap>:1) 90"]
     shares = lines_of_samples("\n".join(stacks), PRESTO)
     assert shares[OWN] == [(f"{PRESTO}.py:7", 5 / 12), (f"{PRESTO}.py:5", 2 / 12)]
     assert shares[CUMULATIVE] == [(f"{PRESTO}.py:5", 6 / 12), (f"{PRESTO}.py:7", 5 / 12)]
