@@ -32,6 +32,7 @@ LISTED = tomllib.loads(MANIFEST.read_text())["report"] if MANIFEST.exists() else
 CAUSES = {Path(entry["script"]).stem: entry for entry in LISTED}
 OURS, OWN, CUMULATIVE, SCALENE, TRACEML = "profile", "py-spy, own", "py-spy, cumulative", "scalene", "TraceML"
 PACKAGES = {"py-spy": "py-spy", SCALENE: "scalene", OURS: "torch", TRACEML: "traceml-ai"}
+LIMITS_S = {"py-spy": 40, SCALENE: 60, OURS: 40, TRACEML: 60}  # from the start; `profile`'s from the first step on
 FIRST = 3  # answers of each that count
 OUTER, IMPORTING = 0.8, "<frozen importlib"  # a line that more of the other samples pass through starts the training
 CLOSING_S = 90  # that a profiler may take to write its answer
@@ -44,7 +45,7 @@ Answers = list[tuple[str, float | None]]  # what is named, and its share of the 
 
 @table(
     small=[{"script": "pytorch_lightning_17359", "profiler": "py-spy", "limit_s": 10}],
-    cpu=[{"script": script, "profiler": name, "limit_s": 40} for name in PACKAGES for script in CAUSES],
+    cpu=[{"script": script, "profiler": name, "limit_s": LIMITS_S[name]} for name in PACKAGES for script in CAUSES],
     gpu=[],  # their causes are a CPU's
     columns="by package answer? share? place?",
     missing=lambda script, profiler, limit_s: missing_because(PACKAGES[profiler]),
@@ -55,8 +56,9 @@ def profilers(script: str, profiler: str, limit_s: int) -> list[Row]:
     """A profiler's first answer to a script that runs so long, and the first answer that names a line of the cause.
 
     py-spy and scalene are asked for lines of the script. py-spy's own time is that of samples that end in the line;
-    its cumulative time is that of samples that pass through it, without lines that nearly all pass through.
-    TraceML needs to know where a step begins and ends: it runs a copy in which its lines are put around the step.
+    its cumulative time is that of samples that pass through it, without lines that nearly all pass through. Imports
+    don't count, nor lines that scalene has no sample of in the second half. TraceML needs to know where a step begins
+    and ends: it runs a copy in which its lines are put around the step.
     """
     with tempfile.TemporaryDirectory() as folder:
         answers = ASKED[profiler](script, Path(folder), limit_s)
@@ -86,7 +88,9 @@ def _by_pyspy(script: str, folder: Path, limit_s: int) -> dict[str, Answers]:
 def lines_of_samples(text: str, script: str) -> dict[str, Answers]:
     """The script's lines with most samples, by own and cumulative time, of py-spy's counts by stack."""
     stacks = [line.rpartition(" ") for line in text.splitlines() if IMPORTING not in line]
-    own, cumulative, samples = Counter(), Counter(), sum(int(count) for _, _, count in stacks)
+    own: Counter[str] = Counter()
+    cumulative: Counter[str] = Counter()
+    samples = sum(int(count) for _, _, count in stacks)
     for stack, _, count in stacks:
         lines = [re.search(rf"\(({script}\.py:\d+)\)$", frame) for frame in stack.split(";")]
         own.update({lines[-1][1]: int(count)} if lines[-1] else {})
@@ -100,9 +104,11 @@ def _by_scalene(script: str, folder: Path, limit_s: int) -> dict[str, Answers]:
     record = [sys.executable, "-m", "scalene", "run", "--cpu-only", "--outfile", "scalene.json"]
     run_for(limit_s, [*record, str(REPORTS / f"{script}.py")], folder)
     files = json.loads((folder / "scalene.json").read_text())["files"]
-    lines = next((file["lines"] for name, file in files.items() if Path(name).stem == script), [])
+    lines: list[dict] = next((file["lines"] for name, file in files.items() if Path(name).stem == script), [])
+    times = [at for line in lines for at in line["cpu_samples_list"]]
+    steady = [line for line in lines if 2 * max(line["cpu_samples_list"], default=0) > min(times) + max(times)]
     parts = ("n_cpu_percent_python", "n_cpu_percent_c", "n_sys_percent")
-    shares = [(f"{script}.py:{line['lineno']}", sum(line[part] for part in parts) / 100) for line in lines]
+    shares = [(f"{script}.py:{line['lineno']}", sum(line[part] for part in parts) / 100) for line in steady]
     return {SCALENE: sorted(shares, key=lambda line: -line[1])[:FIRST]}
 
 
