@@ -14,6 +14,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,9 +57,9 @@ def profilers(script: str, profiler: str, limit_s: int) -> list[Row]:
     """A profiler's first answer to a script that runs so long, and the first answer that names a line of the cause.
 
     py-spy and scalene are asked for lines of the script. py-spy's own time is that of samples that end in the line;
-    its cumulative time is that of samples that pass through it, without lines that nearly all pass through. Imports
-    don't count, nor lines that scalene has no sample of in the second half. TraceML needs to know where a step begins
-    and ends: it runs a copy in which its lines are put around the step.
+    its cumulative time is that of samples that pass through it, without imports and lines that nearly all pass
+    through. scalene watches the second half, as it can't tell the start from the steps. TraceML needs to know where a
+    step begins and ends: it runs a copy in which its lines are put around the step.
     """
     with tempfile.TemporaryDirectory() as folder:
         answers = ASKED[profiler](script, Path(folder), limit_s)
@@ -101,14 +102,17 @@ def lines_of_samples(text: str, script: str) -> dict[str, Answers]:
 
 
 def _by_scalene(script: str, folder: Path, limit_s: int) -> dict[str, Answers]:
-    record = [sys.executable, "-m", "scalene", "run", "--cpu-only", "--outfile", "scalene.json"]
-    run_for(limit_s, [*record, str(REPORTS / f"{script}.py")], folder)
-    files = json.loads((folder / "scalene.json").read_text())["files"]
+    def begin(pid: int) -> None:
+        """Tell scalene, a process that this one has started, by the signal of `python -m scalene.profile --on`."""
+        (pid_of_scalene,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[:1]
+        os.kill(int(pid_of_scalene), signal.SIGILL)
+
+    record = [sys.executable, "-m", "scalene", "run", "--cpu-only", "--off", "--outfile", "scalene.json"]
+    run_for(limit_s, [*record, str(REPORTS / f"{script}.py")], folder, begin)
+    files = json.loads((folder / "scalene.json").read_text()).get("files", {})
     lines: list[dict] = next((file["lines"] for name, file in files.items() if Path(name).stem == script), [])
-    times = [at for line in lines for at in line["cpu_samples_list"]]
-    steady = [line for line in lines if 2 * max(line["cpu_samples_list"], default=0) > min(times) + max(times)]
     parts = ("n_cpu_percent_python", "n_cpu_percent_c", "n_sys_percent")
-    shares = [(f"{script}.py:{line['lineno']}", sum(line[part] for part in parts) / 100) for line in steady]
+    shares = [(f"{script}.py:{line['lineno']}", sum(line[part] for part in parts) / 100) for line in lines]
     return {SCALENE: sorted(shares, key=lambda line: -line[1])[:FIRST]}
 
 
@@ -135,15 +139,21 @@ def _program(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def run_for(limit_s: float, command: list[str], folder: Path) -> None:
-    """Run a profiler and its script in a folder, interrupted after so many seconds, as by Ctrl-C."""
+def run_for(
+    limit_s: float, command: list[str], folder: Path, halfway: Callable[[int], None] = lambda pid: None
+) -> None:
+    """Run a profiler and its script in a folder, interrupted after so many seconds, as by Ctrl-C.
+
+    `halfway` is called with the process's number after half of the time.
+    """
     with (folder / "printed.txt").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
     try:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(limit_s)
-            return
-        os.killpg(process.pid, signal.SIGINT)
+        for then in (halfway, lambda pid: os.killpg(pid, signal.SIGINT)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(limit_s / 2)
+                return
+            then(process.pid)
         process.wait(CLOSING_S)
     finally:
         with contextlib.suppress(ProcessLookupError):

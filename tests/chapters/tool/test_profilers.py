@@ -1,7 +1,5 @@
 """What other profilers say of the reports' scripts: how their answers are read, judged and counted."""
 
-import sys
-
 import pandas as pd
 import pytest
 
@@ -56,9 +54,10 @@ def test_the_lines_of_traceml_are_put_around_the_step_of_each_script(script):
 
 
 def test_a_profiler_is_interrupted_like_by_ctrl_c_and_ends(tmp_path):
-    script = tmp_path / "sleeps.py"
-    script.write_text("try:\n    import time; time.sleep(60)\nexcept KeyboardInterrupt:\n    print('interrupted')\n")
-    run_for(1, [sys.executable, str(script)], tmp_path)
+    command = ["sh", "-c", "trap 'echo interrupted; exit' INT; sleep 60 & wait"]
+    halfway = []
+    run_for(2, command, tmp_path, halfway.append)
+    assert len(halfway) == 1
     assert (tmp_path / "printed.txt").read_text() == "interrupted\n"
 
 
