@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable
@@ -32,11 +33,12 @@ MANIFEST = REPORTS / "manifest.toml"
 LISTED = tomllib.loads(MANIFEST.read_text())["report"] if MANIFEST.exists() else []
 CAUSES = {Path(entry["script"]).stem: entry for entry in LISTED}
 OURS, OWN, CUMULATIVE, SCALENE, TRACEML = "profile", "py-spy, own", "py-spy, cumulative", "scalene", "TraceML"
+ANSWERS = (OURS, OWN, CUMULATIVE, SCALENE, TRACEML)
 PACKAGES = {"py-spy": "py-spy", SCALENE: "scalene", OURS: "torch", TRACEML: "traceml-ai"}
 LIMITS_S = {"py-spy": 40, SCALENE: 50, OURS: 40, TRACEML: 60}  # from the start; `profile`'s from the first step on
 FIRST = 3  # answers of each that count
 OUTER, IMPORTING = 0.8, "<frozen importlib"  # a line that more of the other samples pass through starts the training
-CLOSING_S = 90  # that a profiler may take to write its answer
+CLOSING_S = 60  # that a profiler may take to write its answer
 # The model that TraceML's lines name, where it isn't `self.model`.
 LOCAL = "accelerate_1153 open_instruct_1445 presto_worldcereal_9 pytorch_lightning_17359 transferable_samplers_12"
 MODELS = dict.fromkeys([*LOCAL.split(), "transformers_48718"], "model")
@@ -155,9 +157,19 @@ def run_for(
                 return
             then(process.pid)
         process.wait(CLOSING_S)
+        _await_group(process.pid)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def _await_group(group: int) -> None:
+    """Wait for what the process has started, which may still write the answer."""
+    end = time.monotonic() + CLOSING_S
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < end:
+            os.killpg(group, 0)
+            time.sleep(0.1)
 
 
 ASKED = {OURS: _by_profile, "py-spy": _by_pyspy, SCALENE: _by_scalene, TRACEML: _by_traceml}
@@ -169,13 +181,13 @@ ASKED = {OURS: _by_profile, "py-spy": _by_pyspy, SCALENE: _by_scalene, TRACEML: 
 @profilers.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
     """Each profiler's first answer to each script, its share of the time and the place of the cause's line."""
-    places = {by: group["place"] for by, group in rows.groupby("by", sort=False)}
+    places = {by: rows.loc[rows["by"] == by, "place"] for by in ANSWERS}
     cells = [
         f"{'–' if pd.isna(row['place']) else int(row['place'])}: {_shortly(row)}" for row in rows.to_dict("records")
     ]
     shown = rows.assign(cell=cells).pivot(index="script", columns="by", values="cell")
     return SimpleNamespace(
-        table=shown.reindex(columns=list(places)).rename_axis(columns=None).reset_index(),
+        table=shown[[by for by in ANSWERS if by in shown]].rename_axis(columns=None).reset_index(),
         first={by: share_of((place == 1).sum(), len(place)) for by, place in places.items()},
         among={by: share_of(place.notna().sum(), len(place)) for by, place in places.items()},
         packages=", ".join(sorted({*rows["package"]} - {*rows.loc[rows["by"] == OURS, "package"]})),
