@@ -77,7 +77,7 @@ def pack(lengths: Lengths, capacity: int, strategy: str = "best-fit") -> Packs:
     if strategy == "greedy":
         order, offsets = np.arange(len(lengths)), _follow(_reach(lengths, capacity))
     else:
-        order, offsets = _decreasing(lengths, capacity, tightest=strategy == "best-fit")
+        order, offsets = (best_fit if strategy == "best-fit" else first_fit)(lengths, capacity)
     ends = np.concatenate([[0], np.cumsum(lengths[order])])
     return Packs(order, offsets, np.diff(ends[offsets]), capacity)
 
@@ -97,8 +97,17 @@ def _follow(after: np.ndarray) -> np.ndarray:
     return np.array(places)
 
 
+def first_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """The samples pack by pack, and where each pack begins and the last ends."""
+    return _decreasing(lengths, capacity, tightest=False)
+
+
+def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """The samples pack by pack, and where each pack begins and the last ends."""
+    return _decreasing(lengths, capacity, tightest=True)
+
+
 def _decreasing(lengths: np.ndarray, capacity: int, tightest: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The samples pack by pack, and where each pack begins."""
     order = stable_argsort(lengths.max(initial=0) - lengths)  # the longest first
     descending = lengths[order]
     firsts = np.flatnonzero(np.diff(descending, prepend=-1))  # where a length begins

@@ -1,7 +1,7 @@
 """Checks of what a language model is trained with: datasets, padded and packed batches, positions, loss, accuracy."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -21,6 +21,19 @@ def _samples(seed: int) -> list[np.ndarray]:
     return [random.integers(1, 50, int(length)) for length in random.integers(1, 2 * LONG, SAMPLES)]
 
 
+def _floats(given: list) -> bool:
+    return any(isinstance(ids, Tensor) and ids.is_floating_point() for ids in given)
+
+
+def _same_ids(given: list, expected: list[Tensor]) -> tuple[bool, str]:
+    return (False, "floats") if _floats(given) else close(given, expected, 0)
+
+
+def _hint(given: Any, otherwise: str) -> str:
+    floats = _floats(given if isinstance(given, list) else [given])
+    return "Token ids are whole numbers: an embedding takes no others." if floats else otherwise
+
+
 @Checker
 def dataset(make: Callable[..., Any], padded: bool = False, seed: int = 0) -> Iterator[Line]:
     """A dataset `make(samples, max_length)` of samples cut to that length, and if `padded` filled up to it with 0."""
@@ -33,25 +46,37 @@ def dataset(make: Callable[..., Any], padded: bool = False, seed: int = 0) -> It
 
     def right(given: list[Tensor]) -> tuple[bool, str]:
         cut = [torch.from_numpy(sample[:LONG]) for sample in samples]
-        return close(given, [F.pad(ids, (0, LONG - len(ids))) for ids in cut] if padded else cut, 0)
+        return _same_ids(given, [F.pad(ids, (0, LONG - len(ids))) for ids in cut] if padded else cut)
 
     yield Line("it has as many samples as it was given", lambda: len(all_of_it()), equals(SAMPLES))
     hint = "The padding follows the sample, up to max_length." if padded else CUT
-    yield Line("each sample is cut" + " and padded" * padded, all_of_it, right, hint)
+    yield Line("each sample is cut" + " and padded" * padded, all_of_it, right, partial(_hint, otherwise=hint))
 
 
 @Checker
-def collated(collate: Callable[[list], Tensor], seed: int = 0) -> Iterator[Line]:
-    """A function from samples, arrays of token ids, to a batch (B, T) as long as the longest, padded with 0 behind."""
+def collated(collate: Callable[[list], Any], seed: int = 0) -> Iterator[Line]:
+    """A function from samples of token ids to a batch (B, T) as long as the longest, padded with 0 behind.
+
+    It takes arrays or tensors, as its author's dataset gives them. The batch may be the first of several tensors, such
+    as of lengths or of targets, in a tuple or by name.
+    """
     samples = _samples(seed)
+
+    def batch_of(chosen: list[np.ndarray]) -> Any:
+        try:
+            given = collate(chosen)
+        except (TypeError, AttributeError):
+            given = collate([torch.from_numpy(sample) for sample in chosen])
+        parts = list(given.values()) if isinstance(given, Mapping) else given
+        return parts if isinstance(parts, (Tensor, np.ndarray)) else parts[0]
 
     def right(chosen: list[np.ndarray], batch: Tensor) -> tuple[bool, str]:
         longest = max(map(len, chosen))
-        return close([batch], [torch.stack([F.pad(torch.from_numpy(s), (0, longest - len(s))) for s in chosen])], 0)
+        return _same_ids([batch], [torch.stack([F.pad(torch.from_numpy(s), (0, longest - len(s))) for s in chosen])])
 
     for about, chosen in (("a batch of 16", samples[:16]), ("another one", samples[16:24]), ("one", samples[:1])):
-        hint = "How long is the longest sample of this batch? The others are padded behind."
-        yield Line(f"{about} is padded to its longest sample", partial(collate, chosen), partial(right, chosen), hint)
+        hint = partial(_hint, otherwise="How long is the longest sample of this batch? The others are padded behind.")
+        yield Line(f"{about} is padded to its longest sample", partial(batch_of, chosen), partial(right, chosen), hint)
 
 
 @Checker

@@ -1,6 +1,6 @@
 """Checks of mixed precision: loss scalers, autocast, steps with accumulated gradients."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -11,6 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .check import Checker, Line, at_most, close, equals
 
+FP32: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer_norm": lambda x: F.layer_norm(x, (16,), torch.ones(16), torch.zeros(16)),
+    "softmax": lambda x: F.softmax(x, dim=-1),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.arange(len(x))),
+}
 READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
 
 
@@ -18,7 +23,7 @@ READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.defaul
 def grad_scaler(make: Callable[..., Any], dynamic: bool = True, reads: bool = True, seed: int = 0) -> Iterator[Line]:
     """A loss scaler with `scale(loss)`, `step(optimizer)`, `update()`, against plain training and torch's scaler.
 
-    A static one is built by `make(scale)`; a dynamic one by `make(init_scale=…, growth_factor=…, backoff_factor=…,
+    It skips steps with an inf or a NaN in a gradient. A static one is built by `make(scale)`; a dynamic one by `make(init_scale=…, growth_factor=…, backoff_factor=…,
     growth_interval=…)`, and it says its scale by `get_scale()`. One that `reads` nothing has no `if` on a tensor.
     """
 
@@ -36,11 +41,11 @@ def grad_scaler(make: Callable[..., Any], dynamic: bool = True, reads: bool = Tr
     hint = "Before the optimizer's step each gradient is divided by the scale once. Who divides it here, and how often?"
     about = "40 steps give the weights of unscaled training"
     yield Line(about, lambda: _train(built(1024.0), seed)[0], partial(same_weights, ()), hint)
+    hint = "After a skipped step everything that the optimizer changes is as before, its momentum too."
+    for about, bad in (("a step with inf in a gradient is skipped", {4, 6}), ("so is one with NaN", {5, 7})):
+        yield Line(about, lambda bad=bad: _train(built(8.0), seed, bad)[0], partial(same_weights, bad), hint)
     if not dynamic:
         return
-    hint = "After a skipped step everything that the optimizer changes is as before, its momentum too."
-    about = "a step with inf in a gradient is skipped"
-    yield Line(about, lambda: _train(built(8.0), seed, {5, 6})[0], partial(same_weights, {5, 6}), hint)
     options: dict[str, Any] = {"init_scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 7}
 
     def scales(bad: tuple[int, ...]) -> list[float]:
@@ -74,12 +79,13 @@ def _problem(seed: int) -> tuple[nn.Linear, torch.optim.Optimizer, list[Tensor]]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    groups = [{"params": [parameter]} for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
     return model, optimizer, [torch.randn(16, 8, generator=generator) for _ in range(40)]
 
 
 def _train(scaler: Any, seed: int, bad: Iterable[int] = ()) -> tuple[list[Tensor], list[float]]:
-    """Train with inf in the gradients of the steps in `bad`; the weights at the end, and the scale by step."""
+    """The weights at the end and the scale by step; of the steps in `bad` even ones have an inf in a gradient, odd NaN."""
     model, optimizer, batches = _problem(seed)
     scales = []
     for number, batch in enumerate(batches):
@@ -87,7 +93,7 @@ def _train(scaler: Any, seed: int, bad: Iterable[int] = ()) -> tuple[list[Tensor
         loss = model(batch).square().mean()
         (loss if scaler is None else scaler.scale(loss)).backward()
         if number in bad:
-            model.weight.grad[0, 0] = float("inf")
+            model.bias.grad[0] = float("nan" if number % 2 else "inf")
         if scaler is None:
             if number not in bad:
                 optimizer.step()
@@ -121,8 +127,13 @@ def _reads(make: Callable[..., Any], options: dict[str, Any], seed: int) -> int:
 
 
 @Checker
-def autocast(make: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Iterator[Line]:
-    """A context manager `make(dtype=…)` in which linear layers compute in `dtype` and norms in fp32."""
+def autocast(
+    make: Callable[..., Any], fp32: Sequence[str] = (), dtype: torch.dtype = torch.bfloat16, seed: int = 0
+) -> Iterator[Line]:
+    """A context manager `make(dtype=…)` in which linear layers compute in `dtype` and norms of fp32 numbers in fp32.
+
+    Those of `FP32` that are named are computed in fp32 of numbers in `dtype`, too.
+    """
 
     @cache
     def parts() -> tuple[nn.Linear, nn.LayerNorm, Tensor]:
@@ -165,6 +176,9 @@ def autocast(make: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, seed
     yield Line(f"a linear layer gives {low}", lambda: dtype_of(lambda linear, norm, x: linear(x)), equals(low), hint)
     about, hint = "a norm of fp32 numbers stays fp32", "A norm sums many numbers: in which type?"
     yield Line(about, lambda: dtype_of(lambda linear, norm, x: norm(x)), equals("float32"), hint, conditional=True)
+    for name in fp32:
+        about, hint = f"{name} of {low} numbers is fp32", "What sums many numbers: in which type are its inputs?"
+        yield Line(about, lambda name=name: dtype_of(lambda linear, norm, x: FP32[name](x.to(dtype))), equals("float32"), hint)
     hint = "The norm gets what the linear layer gave; which type has its weight?"
     yield Line("the result is torch.autocast's", lambda: run(lambda linear, norm, x: norm(linear(x))), right, hint)
     hint = "A cast that autograd sees is differentiated; one on `.data` or under `no_grad` is not."

@@ -53,7 +53,7 @@ def without_pieces(source: str, exercises: Mapping[str, str], depth: int) -> str
         name, begin = _name(node), min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
         if name in exercises:
             lines[begin - 1 : node.end_lineno] = [f'@cut("{exercises[name]}")\n', *_stub(node, lines)]
-        elif _helps_only(node) and name not in needed:
+        elif (helped := _helps(node)) and helped not in needed:
             del lines[begin - 1 : node.end_lineno]
     last = max((node.end_lineno for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))), default=0)
     lines.insert(last, f"from {'.' * (depth + 1)}pieces import cut\n")
@@ -77,9 +77,13 @@ def _name(node: ast.stmt) -> str:
     return getattr(node, "name", "") if isinstance(node, DEFINITIONS) else ""
 
 
-def _helps_only(node: ast.stmt) -> bool:
-    """Whether it is private, and nothing that a decorator hands on."""
-    return _name(node).startswith("_") and not getattr(node, "decorator_list", [])
+def _helps(node: ast.stmt) -> str:
+    """The private name that a statement defines, or tells more about as `@_name.register` does; "" if neither."""
+    name = _name(node)
+    if name in ("", "_"):
+        calls = [node.value] if isinstance(node, ast.Expr) else getattr(node, "decorator_list", [])
+        name = ast.unparse(calls[0]).partition(".")[0] if calls else ""
+    return name if name.startswith("_") else ""
 
 
 def _reached(nodes: list[ast.stmt]) -> set[str]:
@@ -88,8 +92,8 @@ def _reached(nodes: list[ast.stmt]) -> set[str]:
         id(node): {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} - {_name(node)} for node in nodes
     }
     reached: set[str] = set()
-    more = [node for node in nodes if not _helps_only(node)]
+    more = [node for node in nodes if not _helps(node)]
     while more:
         reached |= set().union(*(uses.pop(id(node)) for node in more))
-        more = [node for node in nodes if id(node) in uses and _name(node) in reached]
+        more = [node for node in nodes if id(node) in uses and _helps(node) in reached]
     return reached

@@ -44,23 +44,28 @@ class Exercise:
 STATIC, DYNAMIC = "amp.scaler.StaticGradScaler", "amp.dynamic_scaler.DynamicGradScaler"
 SCALERS = DYNAMIC, STATIC, "torch.amp.GradScaler"
 AUTOCASTS = "amp.autocast.Autocast", "torch.autocast"
+SUMS = ["layer_norm", "softmax", "cross_entropy"]
 SWIGLU = "swiglu.function.MemoryOptimizedSwigluMLPFunction"
 ELEMENTWISE = "activate", "activate_keeping", "activate_packing", "differentiate", "differentiate_packed"
 IN_STEPS = "swiglu.steps.forward", "swiglu.steps.backward"
 LAYER = (*IN_STEPS, *(f"swiglu.{file}.{name}" for file in ("elementwise", "triton_kernels") for name in ELEMENTWISE))
-PACKERS, ATTENTIONS = ("batching.pack",), ("batching.packed_attention",)
+FITS = "batching.packing.first_fit", "batching.packing.best_fit"
+PACKERS = "batching.pack", "batching.packing._fit_decreasing", *FITS
+WITHIN = "documents.documents_attention", "attention.block_mask", "packed.causal_mask"
+BY_DOCUMENT = (*(f"batching.{name}" for name in WITHIN), "chapters.batching.attention._per_document")
+ATTENTIONS = "batching.packed_attention", "checks.batching._alone", *BY_DOCUMENT
 PADDED, SAMPLER = ("torch.nn.utils.rnn.pad_sequence",), "batching.sampler.BalancedBatchSampler"
 CAPTURES = "torch.compile", "torch.export.export"
 # What a notebook solves itself, in a cell tagged `solution`. Points are the larger of the tasks' texts.
 SOLVED = [
     Exercise(1, "StaticScaler", checks.grad_scaler, {"dynamic": False}, 1.5, SCALERS, STATIC),
     Exercise(1, "DynamicScaler", checks.grad_scaler, points=1.5, without=SCALERS, piece=DYNAMIC),
-    Exercise(1, "TinyAutocast", checks.autocast, points=2, without=AUTOCASTS, piece=AUTOCASTS[0]),
+    Exercise(1, "TinyAutocast", checks.autocast, {"fp32": SUMS}, 2, AUTOCASTS, AUTOCASTS[0]),
     Exercise(2, "BrainDataset", checks.dataset, {"padded": True}, 0.5, ("batching.BaseDataset",)),
     Exercise(2, "BigBrainDataset", checks.dataset, points=0.5, without=("batching.StandardDataset",)),
     Exercise(2, "collate", checks.collated, points=0.5, without=PADDED, piece="batching.datasets.collate_fn"),
     Exercise(2, "BalancedSampler", checks.batch_sampler, points=2.5, piece=SAMPLER),
-    Exercise(2, "first_fit", checks.packing, without=PACKERS),
+    Exercise(2, "first_fit", checks.packing, without=PACKERS, piece=FITS[0]),
     Exercise(2, "block_diagonal", checks.packed_attention, without=ATTENTIONS),
     Exercise(4, "SwigluFunction", checks.swiglu, piece=SWIGLU, beside=LAYER),
     Exercise(7, "trace", checks.guarded_trace, {"guards": False}, without=CAPTURES),
@@ -68,11 +73,19 @@ SOLVED = [
 ]
 WRITTEN = [
     Exercise(1, "MyScaler", checks.grad_scaler, {"reads": False}, without=SCALERS),
-    Exercise(1, "MyAutocast", checks.autocast, without=AUTOCASTS),
+    Exercise(1, "MyAutocast", checks.autocast, {"fp32": SUMS[:1]}, without=AUTOCASTS),
     Exercise(1, "my_step", checks.accumulated_step),
     Exercise(2, "MySampler", checks.batch_sampler, {"full": 0.94}, without=(SAMPLER,)),
-    Exercise(2, "best_fit", checks.packing, {"best_fit": True}, without=PACKERS),
-    Exercise(2, "my_attention", checks.packed_attention, {"apart": True}, without=ATTENTIONS),
+    Exercise(2, "best_fit", checks.packing, {"best_fit": True}, without=PACKERS, piece=FITS[1]),
+    Exercise(
+        2,
+        "my_attention",
+        checks.packed_attention,
+        {"apart": True},
+        without=ATTENTIONS,
+        piece="batching.attention.packed_attention",
+        beside=BY_DOCUMENT,
+    ),
     Exercise(2, "MySequencedDataset", checks.sequenced, points=1.5, piece="batching.sequenced.SequencedDataset"),
     Exercise(2, "MyAccuracy", checks.token_accuracy, points=1, piece="metrics.LMAccuracy"),
     Exercise(2, "MyCrossEntropyLoss", checks.token_loss, points=1, piece="metrics.LMCrossEntropyLoss"),
@@ -81,13 +94,14 @@ WRITTEN = [
         "MyPositionalEncoding",
         checks.positional_encoding,
         points=1,
-        without=("models.gpt.sinusoids",),
         piece="models.gpt.PositionalEncoding",
+        beside=("models.gpt.sinusoids",),
     ),
     Exercise(3, "MyProfiler", checks.module_times, without=("profiling.module_profiler.ModuleProfiler",)),
     Exercise(3, "my_reading", checks.reading, points=2.5),
     Exercise(3, "MyScores", checks.class_scores, without=("metrics.StreamingMetrics",)),
     Exercise(4, "MySwigluFunction", checks.swiglu, {"levels": [2]}, without=(SWIGLU, *LAYER)),
+    Exercise(4, "MyPackedFunction", checks.swiglu, {"levels": [3]}, without=(SWIGLU, *LAYER)),
     Exercise(5, "my_mfu", checks.mfu, without=("rush.rates.flops_per_token",)),
     Exercise(
         5, "my_chunked_loss", checks.chunked_loss, {"recomputes": True}, without=("kernels.chunked_loss.chunked",)

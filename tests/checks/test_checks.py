@@ -18,8 +18,7 @@ def failures(check):
 
 
 def test_our_swiglu_holds_at_every_level():
-    assert checks.swiglu(MemoryOptimizedSwigluMLPFunction, levels=[0, 1, 2]).passed
-    assert checks.swiglu(MemoryOptimizedSwigluMLPFunction, levels=[3], tolerance=3e-2).passed
+    assert checks.swiglu(MemoryOptimizedSwigluMLPFunction, levels=[0, 1, 2, 3]).passed
     assert len(LEVELS) == 4
 
 
@@ -112,7 +111,8 @@ def test_our_sampler_holds_and_a_sorted_one_doesnt():
         return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
     assert [line.partition(":")[0] for line in failures(checks.batch_sampler(in_order))] == [
-        "short and long batches come in random order"
+        "and once in a second epoch, in another order",
+        "short and long batches come in random order",
     ]
 
     def losing(lengths, batch_size, k):
