@@ -13,6 +13,7 @@ from torch import Tensor
 from .check import Checker, Line, at_most, close, equals
 
 LONG, SAMPLES = 40, 60
+PAD_ID = "Another vocabulary has another number for padding."
 CUT = "A sample that is longer than max_length loses what is behind it."
 
 
@@ -108,9 +109,21 @@ def sequenced(make: Callable[..., Iterable], seed: int = 0) -> Iterator[Line]:
         kept = sum(map(len, documents(given)))
         return kept >= 0.8 * SAMPLES, f"{kept} of {SAMPLES} samples are in a sequence"
 
+    def ordered(given: list[list]) -> bool:
+        rest = iter([sample.tolist() for sample in samples])
+        every = itertools.chain(*documents(given))
+        return all(any(sample[: len(document)] == document for sample in rest) for document in every)
+
+    def shared(given: list[list]) -> tuple[bool, str]:
+        mean = sum(map(len, documents(given))) / max(len(given), 1)
+        return mean >= 2, f"{mean:.1f} in each on the mean"
+
     hint = "Where does a sample begin, and where does the next one? The first offset is 0, the last one the end."
     yield Line("between offsets lie whole samples", pairs, whole, hint)
     yield Line("hardly a sample is lost", pairs, most, "What doesn't fit can begin the next sequence.")
+    yield Line("samples share sequences", pairs, shared, "A sequence ends where the next sample doesn't fit.")
+    hint = "Which sample follows in the text?"
+    yield Line("they are in the order of the text", pairs, ordered, hint, conditional=True)
     about = "a sequence has at most so many tokens"
     longest = at_most(room, "tokens")
     yield Line(about, lambda: max(len(p[0]) for p in pairs()), longest, conditional=True)
@@ -118,13 +131,13 @@ def sequenced(make: Callable[..., Iterable], seed: int = 0) -> Iterator[Line]:
     yield Line("and so many samples", lambda: max(len(p[1]) - 1 for p in pairs()), fullest, conditional=True)
 
 
-def _predicted(seed: int, batches: int = 5) -> list[tuple[Tensor, Tensor]]:
-    """Logits (B, T, V) and targets (B, T) with padding, 0, in different shares."""
+def _predicted(seed: int, pad_id: int = 0, batches: int = 5) -> list[tuple[Tensor, Tensor]]:
+    """Logits (B, T, V) and targets (B, T) with padding in different shares."""
     random = torch.Generator().manual_seed(seed)
     made = []
     for number in range(batches):
-        targets = torch.randint(1, 12, (3, 7 + number), generator=random)
-        targets[0, 2 + number :] = 0
+        targets = (torch.randint(1, 12, (3, 7 + number), generator=random) + pad_id) % 12  # any other
+        targets[0, 2 + number :] = pad_id
         logits = torch.randn(*targets.shape, 12, generator=random) + F.one_hot(targets, 12)
         made.append((logits, targets))
     return made
@@ -134,19 +147,20 @@ def _predicted(seed: int, batches: int = 5) -> list[tuple[Tensor, Tensor]]:
 def token_accuracy(make: Callable[..., Any], seed: int = 0) -> Iterator[Line]:
     """`make(pad_id=0)` with `update(logits, targets)`, `compute()` and `reset()`; padding isn't counted."""
 
-    def fed(count: int, again: bool = False, predictions: bool = False) -> float:
-        accuracy = make(pad_id=0)
+    def fed(count: int, again: bool = False, predictions: bool = False, pad_id: int = 0) -> float:
+        accuracy = make(pad_id=pad_id)
         if again:
             accuracy.update(*_predicted(seed + 1)[0])
             accuracy.reset()
-        for logits, targets in _predicted(seed)[:count]:
+        for logits, targets in _predicted(seed, pad_id)[:count]:
             accuracy.update(logits.argmax(-1) if predictions else logits, targets)
         return float(accuracy.compute())
 
-    def right(count: int, given: float) -> tuple[bool, str]:
-        pairs = [(logits.argmax(-1).flatten(), targets.flatten()) for logits, targets in _predicted(seed)[:count]]
+    def right(count: int, given: float, pad_id: int = 0) -> tuple[bool, str]:
+        batches = _predicted(seed, pad_id)[:count]
+        pairs = [(logits.argmax(-1).flatten(), targets.flatten()) for logits, targets in batches]
         guessed, actual = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        return abs(given - float((guessed == actual)[actual != 0].float().mean())) < 1e-6, f"{given:.4f}"
+        return abs(given - float((guessed == actual)[actual != pad_id].float().mean())) < 1e-6, f"{given:.4f}"
 
     hint = "Padding is in the targets: it counts neither as right nor at all."
     yield Line("the accuracy of one batch", partial(fed, 1), partial(right, 1), hint)
@@ -155,23 +169,25 @@ def token_accuracy(make: Callable[..., Any], seed: int = 0) -> Iterator[Line]:
     yield Line("after reset it begins anew", partial(fed, 5, True), partial(right, 5), "What does an epoch begin with?")
     about = "it takes predictions (B, T), too"
     yield Line(about, partial(fed, 5, False, True), partial(right, 5), "How many dimensions have logits?")
+    yield Line("padding is what pad_id says", partial(fed, 5, pad_id=7), partial(right, 5, pad_id=7), PAD_ID)
 
 
 @Checker
 def token_loss(make: Callable[..., Any], seed: int = 0) -> Iterator[Line]:
     """`make(pad_id=0)`, of logits (B, T, V) and targets (B, T): the mean cross-entropy of what isn't padding."""
 
-    def loss(scale: float = 1.0) -> Tensor:
-        logits, targets = _predicted(seed)[0]
-        return make(pad_id=0)(logits * scale, targets)
+    def loss(scale: float = 1.0, pad_id: int = 0) -> Tensor:
+        logits, targets = _predicted(seed, pad_id)[0]
+        return make(pad_id=pad_id)(logits * scale, targets)
 
     def gradient() -> Tensor:
         logits, targets = _predicted(seed)[0]
         return torch.autograd.grad(make(pad_id=0)(logits.requires_grad_(), targets), logits)[0]
 
-    def right(scale: float, given: Tensor) -> tuple[bool, str]:
-        logits, targets = _predicted(seed)[0]
-        return close([given], [F.cross_entropy(logits.flatten(0, 1) * scale, targets.flatten(), ignore_index=0)], 1e-5)
+    def right(scale: float, given: Tensor, pad_id: int = 0) -> tuple[bool, str]:
+        logits, targets = _predicted(seed, pad_id)[0]
+        expected = F.cross_entropy(logits.flatten(0, 1) * scale, targets.flatten(), ignore_index=pad_id)
+        return close([given], [expected], 1e-5)
 
     def right_gradient(given: Tensor) -> tuple[bool, str]:
         logits, targets = _predicted(seed)[0]
@@ -183,6 +199,7 @@ def token_loss(make: Callable[..., Any], seed: int = 0) -> Iterator[Line]:
     yield Line("its gradient, too", gradient, right_gradient, hint)
     hint = "A softmax whose numbers are rounded to 0 has no logarithm: is there a function of both?"
     yield Line("logits 100 times as large", partial(loss, 100.0), partial(right, 100.0), hint)
+    yield Line("padding is what pad_id says", partial(loss, pad_id=7), partial(right, 1.0, pad_id=7), PAD_ID)
 
 
 @Checker
@@ -204,5 +221,12 @@ def positional_encoding(make: Callable[..., Any], seed: int = 0) -> Iterator[Lin
     yield Line("sine and cosine of each position are added", added, partial(right, torch.arange(20)), hint)
     hint = "Documents of a pack begin anew at position 0: their positions are given."
     yield Line("so are those of given positions", partial(added, positions=chosen), partial(right, chosen), hint)
+
+    def read() -> list:
+        made = make(width, length, 0.25)
+        return [list(made.table.shape), float(made.dropout.p)]
+
+    hint = "Chapter 3's slow loop reads `table` (max_length, C) and `dropout`, a module."
+    yield Line("it has its table and a dropout", read, equals([[length, width], 0.25]), hint)
     about = "nothing is learned"
     yield Line(about, lambda: len(list(make(width, length).parameters())), at_most(0, "parameters"), conditional=True)

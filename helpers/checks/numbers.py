@@ -72,7 +72,8 @@ def numbers(chapter: int, names: Mapping[str, Any]) -> Check:
 def reading(given: Any) -> Iterator[Line]:
     """Five fixes of a slow loop by name, the one that gains most first: each with a faulty line and its gain.
 
-    That is by how many % the time for a real token falls. Judged against the loop with that fault alone fixed, as `reading.toml` beside the answers holds it.
+    That is by how many % the time for a real token falls. Judged against the loop with that fault alone fixed, as
+    `reading.toml` beside the answers holds it.
     """
     known: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(OSError):

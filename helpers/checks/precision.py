@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .check import Checker, Line, at_most, close, equals
 
-FP32: dict[str, Callable[[Tensor], Tensor]] = {
-    "layer_norm": lambda x: F.layer_norm(x, (16,), torch.ones(16), torch.zeros(16)),
-    "softmax": lambda x: F.softmax(x, dim=-1),
-    "cross_entropy": lambda x: F.cross_entropy(x, torch.arange(len(x))),
+FP32: dict[str, Callable[[Any, Any, Tensor], Tensor]] = {  # of x (4, 16)
+    "layer_norm": lambda _linear, norm, x: norm(x),
+    "softmax": lambda _linear, _norm, x: F.softmax(x, dim=-1),
+    "cross_entropy": lambda _linear, _norm, x: F.cross_entropy(x, torch.arange(4)),
 }
 READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
 
@@ -23,8 +23,9 @@ READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.defaul
 def grad_scaler(make: Callable[..., Any], dynamic: bool = True, reads: bool = True, seed: int = 0) -> Iterator[Line]:
     """A loss scaler with `scale(loss)`, `step(optimizer)`, `update()`, against plain training and torch's scaler.
 
-    It skips steps with an inf or a NaN in a gradient. A static one is built by `make(scale)`; a dynamic one by `make(init_scale=…, growth_factor=…, backoff_factor=…,
-    growth_interval=…)`, and it says its scale by `get_scale()`. One that `reads` nothing has no `if` on a tensor.
+    It skips steps with an inf or a NaN in a gradient. A static one is built by `make(scale)`; a dynamic one by
+    `make(init_scale=…, growth_factor=…, backoff_factor=…, growth_interval=…)`, and it says its scale by `get_scale()`.
+    One that `reads` nothing has no `if` on a tensor.
     """
 
     def built(scale: float) -> Any:
@@ -33,6 +34,9 @@ def grad_scaler(make: Callable[..., Any], dynamic: bool = True, reads: bool = Tr
     def scaled() -> float:
         return float(built(64.0).scale(torch.tensor(1.5, requires_grad=True)).detach())
 
+    def trained(scale: float, bad: tuple[int, ...] = ()) -> list[Tensor]:
+        return _train(built(scale), seed, bad)[0]
+
     def same_weights(bad: Iterable[int], weights: list[Tensor]) -> tuple[bool, str]:
         return close(weights, _train(None, seed, bad)[0], 1e-5)
 
@@ -40,10 +44,10 @@ def grad_scaler(make: Callable[..., Any], dynamic: bool = True, reads: bool = Tr
     yield Line(f"{about}, 1.5 · 64", scaled, equals(96.0), hint)
     hint = "Before the optimizer's step each gradient is divided by the scale once. Who divides it here, and how often?"
     about = "40 steps give the weights of unscaled training"
-    yield Line(about, lambda: _train(built(1024.0), seed)[0], partial(same_weights, ()), hint)
+    yield Line(about, partial(trained, 1024.0), partial(same_weights, ()), hint)
     hint = "After a skipped step everything that the optimizer changes is as before, its momentum too."
-    for about, bad in (("a step with inf in a gradient is skipped", {4, 6}), ("so is one with NaN", {5, 7})):
-        yield Line(about, lambda bad=bad: _train(built(8.0), seed, bad)[0], partial(same_weights, bad), hint)
+    for about, bad in (("a step with inf in a gradient is skipped", (4, 6)), ("so is one with NaN", (5, 7))):
+        yield Line(about, partial(trained, 8.0, bad), partial(same_weights, bad), hint)
     if not dynamic:
         return
     options: dict[str, Any] = {"init_scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 7}
@@ -59,9 +63,10 @@ def grad_scaler(make: Callable[..., Any], dynamic: bool = True, reads: bool = Tr
         return False, f"after step {wrong} the scale is {ours[wrong]:g}, and not torch's"
 
     hint = "When does the count of good steps begin anew: after growing, after an overflow?"
-    for about, bad in (("the scale grows after 7 good steps", ()), ("the scale falls after inf", (3, 12, 13, 30))):
-        about += ", and counts anew" if bad else ""
-        yield Line(about, partial(scales, bad), partial(same_scales, bad), hint)
+    overflows = 3, 12, 13, 30
+    for about, steps in (("the scale grows after 7 good steps", ()), ("the scale falls after inf", overflows)):
+        about += ", and counts anew" if steps else ""
+        yield Line(about, partial(scales, steps), partial(same_scales, steps), hint)
     if not reads:
         hint = "`if`, `bool`, `float` and `.item()` read a number of a tensor; `torch.where` chooses without."
         yield Line(
@@ -85,7 +90,7 @@ def _problem(seed: int) -> tuple[nn.Linear, torch.optim.Optimizer, list[Tensor]]
 
 
 def _train(scaler: Any, seed: int, bad: Iterable[int] = ()) -> tuple[list[Tensor], list[float]]:
-    """The weights at the end and the scale by step; of the steps in `bad` even ones have an inf in a gradient, odd NaN."""
+    """The weights at the end and the scale by step; in `bad` ones a gradient has an inf, or a NaN in odd steps."""
     model, optimizer, batches = _problem(seed)
     scales = []
     for number, batch in enumerate(batches):
@@ -144,12 +149,13 @@ def autocast(
                 parameter.uniform_(-0.25, 0.25, generator=generator)
         return linear, nn.LayerNorm(16), torch.randn(4, 16, generator=generator)
 
-    def run(fn: Callable[[Any, Any, Tensor], Tensor]) -> Tensor:
+    def run(fn: Callable[[Any, Any, Tensor], Tensor], of: torch.dtype = torch.float32) -> Tensor:
+        linear, norm, x = parts()
         with make(dtype=dtype):
-            return fn(*parts())
+            return fn(linear, norm, x.to(of))
 
-    def dtype_of(fn: Callable[[Any, Any, Tensor], Tensor]) -> str:
-        return str(run(fn).dtype)[6:]
+    def dtype_of(fn: Callable[[Any, Any, Tensor], Tensor], of: torch.dtype = torch.float32) -> str:
+        return str(run(fn, of).dtype)[6:]
 
     def right(given: Tensor) -> tuple[bool, str]:
         linear, norm, x = parts()
@@ -175,10 +181,10 @@ def autocast(
     low, hint = str(dtype)[6:], "Which of the arguments of F.linear have to be in 16 bits?"
     yield Line(f"a linear layer gives {low}", lambda: dtype_of(lambda linear, norm, x: linear(x)), equals(low), hint)
     about, hint = "a norm of fp32 numbers stays fp32", "A norm sums many numbers: in which type?"
-    yield Line(about, lambda: dtype_of(lambda linear, norm, x: norm(x)), equals("float32"), hint, conditional=True)
+    yield Line(about, partial(dtype_of, FP32["layer_norm"]), equals("float32"), hint, conditional=True)
     for name in fp32:
         about, hint = f"{name} of {low} numbers is fp32", "What sums many numbers: in which type are its inputs?"
-        yield Line(about, lambda name=name: dtype_of(lambda linear, norm, x: FP32[name](x.to(dtype))), equals("float32"), hint)
+        yield Line(about, partial(dtype_of, FP32[name], dtype), equals("float32"), hint)
     hint = "The norm gets what the linear layer gave; which type has its weight?"
     yield Line("the result is torch.autocast's", lambda: run(lambda linear, norm, x: norm(linear(x))), right, hint)
     hint = "A cast that autograd sees is differentiated; one on `.data` or under `no_grad` is not."

@@ -1,5 +1,5 @@
 # Level 1 keeps the activations as attributes of ctx, where autograd doesn't count them.
-# says: level 1 saves x alone: 14,400 bytes
+# says: level 1 saves x alone
 import torch
 import torch.nn.functional as F
 
