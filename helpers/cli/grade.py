@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, metavar="N", help="that checks draw their inputs from (default: random)")
     add("--csv", type=Path, metavar="FILE", help="write a row for each student and exercise")
     add("--pages", type=Path, metavar="DIR", help="write each student's answers in words as a page for the teacher")
-    add("--gradescope", type=Path, metavar="FILE", help="write one file's points as Gradescope's results.json")
+    add("--gradescope", type=Path, metavar="FILE", help="write a student's points as Gradescope's results.json")
     add_json(parser)
 
 
@@ -33,10 +33,10 @@ def run(options: argparse.Namespace) -> int:
         sorted(path for path in one.iterdir() if path.suffix in (".ipynb", ".py")) for one in given if one.is_dir()
     ]
     paths = [one for one in given if not one.is_dir()] + [path for folder in folders for path in folder]
-    if options.gradescope and len(paths) != 1:
-        return fail("--gradescope is for one file", 2)
     limits = grading.Limits(options.seconds, options.memory)
     submissions = grading.grade(paths, options.chapter, limits, options.seed)
+    if options.gradescope:
+        options.gradescope.write_text(json.dumps(gradescope(submissions), indent=1), encoding="utf-8")
     if not any(each.graded for each in submissions):
         faults = [fault for each in submissions for fault in each.faults]
         return fail(f"no exercise is in {given[0]}{': ' if faults else ''}{'; '.join(faults)}", 2)
@@ -44,8 +44,6 @@ def run(options: argparse.Namespace) -> int:
         write_csv(submissions, options.csv)
     if options.pages:
         grading.write_pages(submissions, options.pages)
-    if options.gradescope:
-        options.gradescope.write_text(json.dumps(gradescope(submissions[0]), indent=1), encoding="utf-8")
     if options.json:
         rows = [each.row() for each in submissions]
         print(json.dumps(rows if many else rows[0], indent=1))

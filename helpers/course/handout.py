@@ -16,7 +16,8 @@ from ..lab.machine import project_root
 from .cutting import stubs, without_pieces
 
 FILES = "LICENSE", "README.md", "USING.md", "pyproject.toml", "requirements.txt", "requirements-notebook.txt"
-LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*", "solutions", "gpt_fixes.csv")  # which `my_reading` asks
+# Left out, of which `my_reading` asks for the last.
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*", "solutions", "gradescope", "gpt_fixes.csv")
 CLEARED = {"live", "exercise", "answer"}  # tags of cells whose outputs no student gets
 MINE = '"""What you wrote, by the names of the exercises, for the notebooks and scripts that need it, too."""\n'
 FETCHED = """# The file beside this notebook installs what is missing; alone, the notebook fetches the course.
