@@ -45,7 +45,7 @@ def test_the_uploaded_zip_grades_in_gradescopes_folders(tmp_path):
     given = graded(place, readme_md="Hello.")
     assert (given["score"], given["tests"], given["output"]) == (0, [], "no exercise was handed in")
     scores = "def first_fit(lengths, capacity):\n    return [[i] for i in range(len(lengths))]\n"
-    given = graded(place, a_py=f"{scores}packs_saved = 0\n1 / 0\n", b_py="packs_saved = 7")
+    given = graded(place, a_py=f"1 / 0\n{scores}packs_saved = 0\n", b_py="packs_saved = 7")
     assert {name: type(value) for name, value in given.items()} == OF_ALL
     tests = {test["name"]: test for test in given["tests"]}
     for test in tests.values():
@@ -54,4 +54,4 @@ def test_the_uploaded_zip_grades_in_gradescopes_folders(tmp_path):
     assert given["visibility"] in ("hidden", "after_due_date", "after_published", "visible")
     assert tests["packs_saved"]["score"] == 1 and 0 < tests["first_fit"]["score"] < 4
     assert given["score"] == round(sum(test["score"] for test in tests.values()), 2)
-    assert "a.py: line 4: ZeroDivisionError" in given["output"] and "fails: fewer packs" in tests["first_fit"]["output"]
+    assert "a.py: line 1: ZeroDivisionError" in given["output"] and "fails: fewer packs" in tests["first_fit"]["output"]
