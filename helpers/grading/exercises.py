@@ -51,6 +51,7 @@ IN_STEPS = "swiglu.steps.forward", "swiglu.steps.backward"
 LAYER = (*IN_STEPS, *(f"swiglu.{file}.{name}" for file in ("elementwise", "triton_kernels") for name in ELEMENTWISE))
 FITS = "batching.packing.first_fit", "batching.packing.best_fit"
 PACKERS = "batching.pack", "batching.packing._fit_decreasing", *FITS
+PLANS = "batching.packing.plan_stream", "batching.packing.plan_packs"
 WITHIN = "documents.documents_attention", "attention.block_mask", "packed.causal_mask"
 BY_DOCUMENT = (*(f"batching.{name}" for name in WITHIN), "chapters.batching.attention._per_document")
 ATTENTIONS = "batching.packed_attention", "checks.batching._alone", *BY_DOCUMENT
@@ -86,7 +87,9 @@ WRITTEN = [
         piece="batching.attention.packed_attention",
         beside=BY_DOCUMENT,
     ),
-    Exercise(2, "MySequencedDataset", checks.sequenced, points=1.5, piece="batching.sequenced.SequencedDataset"),
+    Exercise(
+        2, "MySequencedDataset", checks.sequenced, points=1.5, piece="batching.sequenced.SequencedDataset", beside=PLANS
+    ),
     Exercise(2, "MyAccuracy", checks.token_accuracy, points=1, piece="metrics.LMAccuracy"),
     Exercise(2, "MyCrossEntropyLoss", checks.token_loss, points=1, piece="metrics.LMCrossEntropyLoss"),
     Exercise(

@@ -37,6 +37,19 @@ from helpers.train import Setup, train
 for setup in (Setup(precision="dynamic", data="balanced", clip=1.0), Setup(task="segmentation", precision="static")):
     print(train(setup, progress=False)["diverged"])
 """
+USES_FORMS = """
+from helpers.pieces import use
+from helpers.batching import pack
+from helpers.models import PositionalEncoding
+from helpers.models.gpt import sinusoids
+use(%s)
+print([list(map(int, each)) for each in pack([5, 4, 3, 2, 1], 6, "first-fit")])
+q, k, v = torch.randn(3, 1, 2, 9, 8)
+attend = packed_attention(PackedLayout([0, 4, 9]), "varlen", "cpu")
+changed = attend(q, k, torch.cat([v[:, :, :4] + 1, v[:, :, 4:]], 2)) - attend(q, k, v)
+print([bool(part.abs().max() > 0.5) for part in changed.split([4, 5], 2)])
+print(torch.equal(sinusoids(20, 8), PositionalEncoding(8, 20).table))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +139,25 @@ def run(handout: Path, source: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=handout, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_piece_that_is_missing_names_its_exercise(handout):
-    for piece, exercise in (("DynamicGradScaler()", "DynamicScaler"), ("Autocast()", "TinyAutocast")):
-        done = run(handout, f"from helpers.amp import *; {piece}")
-        assert f"solve {exercise}, then `use({exercise})`" in done.stderr.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("room", "piece", "exercise"),
+    [
+        ("amp", "DynamicGradScaler()", "DynamicScaler"),
+        ("amp", "Autocast()", "TinyAutocast"),
+        ("batching", "pack([3, 2], 5)", "best_fit"),
+        ("batching", "packed_attention(PackedLayout([0, 2]), 'varlen', 'cpu')", "my_attention"),
+        ("models.gpt", "sinusoids(4, 2)", "MyPositionalEncoding"),
+    ],
+)
+def test_a_piece_that_is_missing_names_its_exercise(handout, room, piece, exercise):
+    done = run(handout, f"from helpers.{room} import *; {piece}")
+    assert f"solve {exercise}, then `use({exercise})`" in done.stderr.splitlines()[-1]
+
+
+def test_pieces_that_are_called_otherwise_take_the_readers_solutions(handout):
+    names = "first_fit", "best_fit", "my_attention", "MyPositionalEncoding"
+    done = run(handout, "\n".join([BEFORE, *map(right, names), USES_FORMS % ", ".join(names)]))
+    assert done.stdout.split() == ["[[0,", "4],", "[1,", "3],", "[2]]", "[True,", "False]", "True"], done.stderr
 
 
 def test_all_rooms_of_a_handout_import(handout):
@@ -192,9 +220,19 @@ def _b():
 def _():
     return 3
 
+@cache
+def _d():
+    return _A
+
+@_d.register
+def _():
+    return 4
+
+_d.more(5)
+
 def piece(x):
     'Says.'
-    return _b()
+    return _b() + _d()
 
 def c():
     return 2
