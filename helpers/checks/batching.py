@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .check import Checker, Line, close
+from .check import Checker, Line, close, equals
 
 # Documents of which first fit, worst fit and the order in which they come make other packs than best fit, for any
 # multiple of these lengths, too.
@@ -153,6 +153,8 @@ def packing(
     yield Line("every sample is packed once", packs, lambda packs: _each_once(packs, len(lengths)), hint)
     hint = "A document fits where the room is at least its length."
     yield Line("no pack overflows", packs, fits, hint, conditional=True)
+    about = "6, 4, 7 and 3 fill two packs of 10"
+    yield Line(about, lambda: len(packed(np.array([6, 4, 7, 3]), 10)), equals(2), hint)
     yield Line("fewer packs than by next fit", packs, few, "Look at all packs that have room, not at the last alone.")
     about, hint = "the longest come first, in whatever order they are given", "What comes last should be short."
     yield Line(about, counts_by_order, longest_first, hint, conditional=True)
@@ -214,10 +216,6 @@ def packed_attention(
         )
         return largest == 0.0, f"largest change {largest:.1e}"
 
-    def earlier(change: Tensor) -> tuple[bool, str]:
-        wrong = torch.nonzero(change[:20])[:, 0].tolist()
-        return not wrong, f"token 20 changes {wrong}" if wrong else ""
-
     def right(output: Tensor) -> tuple[bool, str]:
         return close([output], [alone(*(tensor.cpu() for tensor in inputs()))], 1e-4)
 
@@ -228,7 +226,7 @@ def packed_attention(
     about = "a changed token changes no other document"
     yield Line(about, lambda: [changed(8), changed(5)], contained, hint, conditional=True)
     hint = "Causal within each document, too: a query sees keys up to itself."
-    yield Line("a changed token changes no position before it", lambda: changed(20), earlier, hint, conditional=True)
+    yield Line("a changed token changes no position before it", lambda: changed(20), _earlier, hint, conditional=True)
     yield Line(
         "the gradients are those of each document alone",
         lambda: gradients(attend, offsets),
@@ -239,6 +237,11 @@ def packed_attention(
         hint = "A mask still computes the scores between documents: split first."
         about = "a NaN in one document reaches no other"
         yield Line(about, lambda: [changed(8, float("nan"))], contained, hint, conditional=True)
+
+
+def _earlier(change: Tensor) -> tuple[bool, str]:
+    wrong = torch.nonzero(change[:20])[:, 0].tolist()
+    return not wrong, f"token 20 changes {wrong}" if wrong else ""
 
 
 def _alone(lengths: list[int], *tensors: Tensor) -> Tensor:

@@ -11,7 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .check import Checker, Line, at_most, close, equals
 
-FP32: dict[str, Callable[[Any, Any, Tensor], Tensor]] = {  # of x (4, 16)
+Operation = Callable[[Any, Any, Tensor], Tensor]  # of a linear layer, a norm and x (4, 16)
+LOW: dict[str, Operation] = {
+    "matmul": lambda _linear, _norm, x: torch.matmul(x, x.T),
+    "conv2d": lambda _linear, _norm, x: F.conv2d(x[None, None], torch.ones(1, 1, 3, 3)),
+}
+FP32: dict[str, Operation] = {
     "layer_norm": lambda _linear, norm, x: norm(x),
     "softmax": lambda _linear, _norm, x: F.softmax(x, dim=-1),
     "cross_entropy": lambda _linear, _norm, x: F.cross_entropy(x, torch.arange(4)),
@@ -133,29 +138,22 @@ def _reads(make: Callable[..., Any], options: dict[str, Any], seed: int) -> int:
 
 @Checker
 def autocast(
-    make: Callable[..., Any], fp32: Sequence[str] = (), dtype: torch.dtype = torch.bfloat16, seed: int = 0
+    make: Callable[..., Any], fp32: Sequence[str] = (), low: Sequence[str] = (), seed: int = 0
 ) -> Iterator[Line]:
     """A context manager `make(dtype=…)` in which linear layers compute in `dtype` and norms of fp32 numbers in fp32.
 
-    Those of `FP32` that are named are computed in fp32 of numbers in `dtype`, too.
+    Those of `LOW` that are named give `dtype` as linear layers do, and those of `FP32` give fp32 of numbers in `dtype`.
     """
 
-    @cache
-    def parts() -> tuple[nn.Linear, nn.LayerNorm, Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        linear = nn.Linear(16, 16)
-        with torch.no_grad():
-            for parameter in linear.parameters():
-                parameter.uniform_(-0.25, 0.25, generator=generator)
-        return linear, nn.LayerNorm(16), torch.randn(4, 16, generator=generator)
+    dtype, parts = torch.bfloat16, cache(partial(_parts, seed))
 
-    def run(fn: Callable[[Any, Any, Tensor], Tensor], of: torch.dtype = torch.float32) -> Tensor:
+    def run(fn: Operation, of: torch.dtype = torch.float32, to: torch.dtype = dtype) -> Tensor:
         linear, norm, x = parts()
-        with make(dtype=dtype):
+        with make(dtype=to):
             return fn(linear, norm, x.to(of))
 
-    def dtype_of(fn: Callable[[Any, Any, Tensor], Tensor], of: torch.dtype = torch.float32) -> str:
-        return str(run(fn, of).dtype)[6:]
+    def dtype_of(*given: Any, **types: torch.dtype) -> str:
+        return str(run(*given, **types).dtype)[6:]
 
     def right(given: Tensor) -> tuple[bool, str]:
         linear, norm, x = parts()
@@ -178,12 +176,17 @@ def autocast(
             put_back = (F.linear, F.layer_norm, F.relu) == functions
             return [str(linear(x).dtype)[6:], "torch's functions" if put_back else "other functions"]
 
-    low, hint = str(dtype)[6:], "Which of the arguments of F.linear have to be in 16 bits?"
-    yield Line(f"a linear layer gives {low}", lambda: dtype_of(lambda linear, norm, x: linear(x)), equals(low), hint)
+    half, hint = str(dtype)[6:], "Which of the arguments of F.linear have to be in 16 bits?"
+    yield Line(f"a linear layer gives {half}", partial(dtype_of, _linear), equals(half), hint)
+    about, hint = "one in another region gives float16", "The type is what the region was made with."
+    yield Line(about, partial(dtype_of, _linear, to=torch.float16), equals("float16"), hint)
+    for name in low:
+        hint = "Which functions are products of matrices? A convolution is one, too."
+        yield Line(f"{name} gives {half}", partial(dtype_of, LOW[name]), equals(half), hint)
     about, hint = "a norm of fp32 numbers stays fp32", "A norm sums many numbers: in which type?"
     yield Line(about, partial(dtype_of, FP32["layer_norm"]), equals("float32"), hint, conditional=True)
     for name in fp32:
-        about, hint = f"{name} of {low} numbers is fp32", "What sums many numbers: in which type are its inputs?"
+        about, hint = f"{name} of {half} numbers is fp32", "What sums many numbers: in which type are its inputs?"
         yield Line(about, partial(dtype_of, FP32[name], dtype), equals("float32"), hint)
     hint = "The norm gets what the linear layer gave; which type has its weight?"
     yield Line("the result is torch.autocast's", lambda: run(lambda linear, norm, x: norm(linear(x))), right, hint)
@@ -192,6 +195,19 @@ def autocast(
     about = "outside, also after an error inside, all is as before"
     hint = "What is put back on leaving: also where the region raises, and where it lies in another?"
     yield Line(about, after, equals(["float32", "torch's functions"]), hint, conditional=True)
+
+
+def _parts(seed: int) -> tuple[nn.Linear, nn.LayerNorm, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    linear = nn.Linear(16, 16)
+    with torch.no_grad():
+        for parameter in linear.parameters():
+            parameter.uniform_(-0.25, 0.25, generator=generator)
+    return linear, nn.LayerNorm(16), torch.randn(4, 16, generator=generator)
+
+
+def _linear(linear: nn.Linear, _norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    return linear(x)
 
 
 @Checker

@@ -44,7 +44,7 @@ class Exercise:
 STATIC, DYNAMIC = "amp.scaler.StaticGradScaler", "amp.dynamic_scaler.DynamicGradScaler"
 SCALERS = DYNAMIC, STATIC, "torch.amp.GradScaler"
 AUTOCASTS = "amp.autocast.Autocast", "torch.autocast"
-SUMS = ["layer_norm", "softmax", "cross_entropy"]
+SUMS, PRODUCTS = ["layer_norm", "softmax", "cross_entropy"], ["matmul", "conv2d"]
 SWIGLU = "swiglu.function.MemoryOptimizedSwigluMLPFunction"
 ELEMENTWISE = "activate", "activate_keeping", "activate_packing", "differentiate", "differentiate_packed"
 IN_STEPS = "swiglu.steps.forward", "swiglu.steps.backward"
@@ -61,7 +61,7 @@ CAPTURES = "torch.compile", "torch.export.export"
 SOLVED = [
     Exercise(1, "StaticScaler", checks.grad_scaler, {"dynamic": False}, 1.5, SCALERS, STATIC),
     Exercise(1, "DynamicScaler", checks.grad_scaler, points=1.5, without=SCALERS, piece=DYNAMIC),
-    Exercise(1, "TinyAutocast", checks.autocast, {"fp32": SUMS}, 2, AUTOCASTS, AUTOCASTS[0]),
+    Exercise(1, "TinyAutocast", checks.autocast, {"fp32": SUMS, "low": PRODUCTS}, 2, AUTOCASTS, AUTOCASTS[0]),
     Exercise(2, "BrainDataset", checks.dataset, {"padded": True}, 0.5, ("batching.BaseDataset",)),
     Exercise(2, "BigBrainDataset", checks.dataset, points=0.5, without=("batching.StandardDataset",)),
     Exercise(2, "collate", checks.collated, points=0.5, without=PADDED, piece="batching.datasets.collate_fn"),
