@@ -152,8 +152,8 @@ def autocast(
         with make(dtype=to):
             return fn(linear, norm, x.to(of))
 
-    def dtype_of(*given: Any, **types: torch.dtype) -> str:
-        return str(run(*given, **types).dtype)[6:]
+    def dtype_of(fn: Operation, of: torch.dtype = torch.float32, to: torch.dtype = dtype) -> str:
+        return str(run(fn, of, to).dtype)[6:]
 
     def right(given: Tensor) -> tuple[bool, str]:
         linear, norm, x = parts()

@@ -48,9 +48,22 @@ def test_a_swiglu_that_saves_too_much_or_has_a_wrong_derivative_is_told():
             grads = [rows.t() @ d.flatten(0, -2) for d in (dg, du)]
             return dg @ W.t() + du @ V.t(), *grads, (g * sigma * u).flatten(0, -2).t() @ l.flatten(0, -2), None
 
-    wrong = failures(checks.swiglu(LostFactor))
+    said = checks.swiglu(LostFactor)
+    wrong = failures(said)
     assert any("gradient of W" in line for line in wrong)
+    assert "derivative of SiLU" in said.hint and "x is used twice" not in said.hint  # of x's gradient it is wrong, too
     assert not any("gradient of V" in line or "gradient of U" in line for line in wrong)
+
+
+def test_what_is_written_in_part_is_attempted():
+    def level_0(*tensors_and_level):
+        if tensors_and_level[-1]:
+            raise NotImplementedError
+        return MemoryOptimizedSwigluMLPFunction.apply(*tensors_and_level)
+
+    said = checks.swiglu(level_0)
+    assert said.attempted and [verdict for verdict, _ in said.lines[:7]] == ["holds"] * 7
+    assert failures(said) == ["level 1: the output is (SiLU(xW) ⊙ xV) U, for x (3, 7, d): NotImplementedError"]
 
 
 def test_scalers_hold_ours_and_torchs():
