@@ -159,6 +159,16 @@ def test_a_transfer_takes_its_bytes_over_the_slower_link_and_its_hops():
     assert transfer_ms(gigabyte, 16, NVLINK4) == pytest.approx(max(15 / 16 / 370, 1 / 8 / 2 / 47) * 1e3 + hops)
 
 
+def test_a_small_all_reduce_of_many_machines_takes_a_tree_and_a_large_one_the_rings():
+    """Twice as many bytes as a gather's, and hops, of which a tree has as many as doublings of the machines."""
+    small, large = (Transfer("gradients", REDUCE, size, 2, "backward", alone=1) for size in (10**6, 10**10))
+    tree = 2 * 2 * (7 * 4.0 + 3 * 14.0) / 1e3  # two collectives over eight machines of eight
+    rings = 2 * (8.4 + 2 * (56 * 3.4 + 7 * 14.0)) / 1e3
+    for transfer, hops, rate in ((small, tree, 0.9), (large, rings, 1.0)):
+        bytes_ms = max(2 * 63 / 64 / 370, 2 / 8 * 7 / 8 / 47) * transfer.bytes / 1e6
+        assert transfer_ms(transfer, 64, NVLINK4) == pytest.approx(bytes_ms / rate + hops)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["ddp", "zero2", "zero3"]),
