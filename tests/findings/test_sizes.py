@@ -1,10 +1,14 @@
 """What rules read from shapes and places: sizes, bytes that one product saves, the dearest of several lines."""
 
+import itertools
+import math
+
 import pytest
 from findings.synthetic import BF16, FP32, Synthetic, parse
 
 from helpers.findings.rules.host_work import SAVED_ON_CPU, SMALL_AND_LARGE_US, _saved_on_a_cpu
 from helpers.findings.rules.needless import _constructed_shape, dense_gradients, separate_projections
+from helpers.findings.rules.products import product
 from helpers.findings.rules.waiting import host_waits
 from helpers.findings.scene import Scene
 from helpers.findings.trace import Event
@@ -30,6 +34,42 @@ def op(name, dims=(), values=(), us=10.0):
 )
 def test_a_constructors_shape_follows_from_its_arguments(name, values, shape):
     assert _constructed_shape(op(f"aten::{name}", values=values)) == shape
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "sizes"),
+    [
+        ("mm", [[7, 5], [5, 3]], (1, 7, 5, 3)),
+        ("addmm", [[3], [7, 5], [5, 3]], (1, 7, 5, 3)),
+        ("bmm", [[4, 7, 5], [4, 5, 3]], (4, 7, 5, 3)),
+        ("baddbmm", [[4, 7, 3], [4, 7, 5], [4, 5, 3]], (4, 7, 5, 3)),
+        ("addmm", [[3], [7, 5]], None),
+        ("mm", [[7, 5], [5]], None),
+    ],
+)
+def test_a_products_sizes_and_operations_follow_from_its_operands_shapes(name, dims, sizes):
+    read = product(op(f"aten::{name}", dims))
+    assert (read and (read.batch, read.m, read.k, read.n)) == sizes
+    assert read is None or read.operations == 2 * math.prod(sizes)
+
+
+@pytest.mark.parametrize(("mark", "ends"), [("Optimizer.step#", True), ("enumerate(DataLoader)#", False)])
+def test_steps_without_marks_last_from_update_to_update_or_from_batch_to_batch(mark, ends):
+    made = Synthetic()
+    for number in range(3):
+        made.train_step(number)
+    trace = parse([e for e in made.events if mark in e["name"] or "#" not in e["name"]])
+    marks = [(event.begin, event.end) for event in trace.host if event.name.startswith(mark)]
+    events = [*trace.host, *trace.device]
+    first, last = min(event.begin for event in events), max(event.end for event in events)
+    times = [first, *(end for _, end in marks)] if ends else [*(begin for begin, _ in marks), last]
+    assert [(step.begin, step.end) for step in trace.steps] == list(itertools.pairwise(times))
+
+
+def test_an_event_without_a_duration_takes_no_time_and_no_device_time_is_its_own():
+    begun = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5}
+    trace = parse([begun, begun | {"name": "aten::add", "ts": 7, "dur": 2}])
+    assert [(event.begin, event.us, event.device_us) for event in trace.host] == [(5, 0, 0), (7, 2, 0)]
 
 
 def test_an_optimizers_small_ops_gain_nearly_all_and_large_ones_what_passes_through_memory_save():

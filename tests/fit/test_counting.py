@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.distributed import Job
 from helpers.fit import CLUSTERS, Plan, count, predict, rank, rank_memory, rank_peak, transfers
 from helpers.fit.fused import Compiler
-from helpers.fit.ledger import Ledger
+from helpers.fit.ledger import Ledger, Peak, deepened
 from helpers.fit.rank import count_rank
 from helpers.fit.scaling import transfer_ms
 from helpers.fit.step import count_step
@@ -59,6 +59,35 @@ def test_the_ledger_counts_blocks_that_live_once_each():
         ledger.begin_phase(first=True)
         weight.untyped_storage().resize_(0)
         assert (ledger.bytes, ledger.peak.bytes, ledger.peak.parts["weights"]) == (0, 1024, 1024)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 1000), min_size=12, max_size=12), st.integers(4, 100))
+def test_a_deep_models_peak_is_the_largest_of_its_phases_which_grow_with_each_layer(sizes, layers):
+    parts = ("weights", "activations")
+
+    def phase(number, layers):
+        """Begins with some bytes, of which each layer adds as many."""
+        first, second, each, other = sizes[number], sizes[number + 1], sizes[number + 2], sizes[number + 3]
+        held = dict(zip(parts, (first + layers * each, second + layers * other), strict=True))
+        return Peak(sum(held.values()), f"phase {number}", held)
+
+    def phases(layers):
+        middle = [phase(4, layers)] if layers > 2 else []
+        return [phase(0, layers), phase(2, layers), *middle, phase(6, layers), phase(8, layers)]
+
+    fewer, more = phases(2), phases(3)
+    growths = [
+        {part: after.parts[part] - before.parts[part] for part in parts}
+        for before, after in ((fewer[1], more[1]), (fewer[2], more[3]))
+    ]
+    growth = max(growths, key=lambda grown: sum(grown.values()))
+    middle = sum(more[2].parts[part] + (layers - 3) * growth[part] for part in parts)
+    whole = phases(layers)
+    expected = max(*(whole[number].bytes for number in (0, 1, 3, 4)), middle)
+    found = deepened(phases, layers)
+    assert found.bytes == sum(found.parts.values()) == expected
+    assert deepened(phases, 3).bytes == max(peak.bytes for peak in more)
 
 
 @pytest.mark.long

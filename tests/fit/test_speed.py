@@ -96,6 +96,7 @@ def test_a_card_without_runs_has_a_wider_band_and_says_so():
     known, unknown = speed(SMALL), speed(SMALL | {"gpu": "T4"})
     assert unknown["high"] / unknown["low"] > known["high"] / known["low"]
     assert not known["notes"] and "no published run" in unknown["notes"][0]
+    assert ["no bf16 units" in note for note in unknown["notes"]] == [False, True]
     short = speed(SMALL | {"gpu": "h100", "seq": 64, "micro_batch": 1})
     assert short["bound"] == "launches" and any("launched" in note for note in short["notes"])
 

@@ -102,6 +102,27 @@ def test_what_is_counted_of_a_step_can_be_computed(guard):
     assert numbers["host waits"] == 2
     assert numbers["bytes stored"] == 2 * 4 * 8 * 4  # the input and the output
     assert numbers["operators by name"]["addmm"] == numbers["operators by name"]["_fused_sgd_"] == 1
+    assert numbers["operators"] == sum(numbers["operators by name"].values())
+    assert not {"t", "view", "detach", "empty_like"} & numbers["operators by name"].keys()  # these move nothing
+    by_line = {text: counted.get("FLOPs", 0) for text, counted in numbers["lines"].items()}
+    assert by_line["test_guard.py: loss = net(torch.ones(4, 8)).square().mean()"] == numbers["FLOPs"]  # backward's, too
+
+
+def test_casts_copies_and_reads_are_counted_by_what_they_do(guard):
+    x, mask = torch.ones(4, 8), torch.ones(4, dtype=torch.bool)
+
+    def step():
+        half, same = x.half(), x.clone()
+        half.copy_(x)
+        same.copy_(x)
+        same.tolist()
+        same[mask] = 1.0  # is filled in without a wait
+        return same[mask], same[torch.tensor([0, 1])]
+
+    step_of(guard, "step", step)
+    numbers = entry(guard)
+    assert (numbers["casts"], numbers["copies"], numbers["bytes between host and device"]) == (2, 2, 0)
+    assert numbers["host waits"] == 2  # the list, and the rows under a mask, whose number isn't known
 
 
 @pytest.mark.long
