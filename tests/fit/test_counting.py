@@ -54,6 +54,9 @@ def test_the_ledger_counts_blocks_that_live_once_each():
         assert ledger.bytes == 4096 + 512  # the view holds it
         del view, second
         assert (ledger.bytes, ledger.peak.bytes) == (0, 4096 + 512)
+        wide = torch.empty(1000, dtype=torch.float64)
+        assert ledger.bytes == 8192
+        del wide
         weight = torch.empty(256)
         ledger.name("weights", [weight])
         ledger.begin_phase(first=True)
