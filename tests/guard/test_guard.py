@@ -102,42 +102,6 @@ def test_what_is_counted_of_a_step_can_be_computed(guard):
     assert numbers["host waits"] == 2
     assert numbers["bytes stored"] == 2 * 4 * 8 * 4  # the input and the output
     assert numbers["operators by name"]["addmm"] == numbers["operators by name"]["_fused_sgd_"] == 1
-    assert numbers["operators"] == sum(numbers["operators by name"].values())
-    assert not {"t", "view", "detach"} & numbers["operators by name"].keys()  # these move nothing
-
-
-def test_what_goes_back_through_a_line_is_that_lines(guard):
-    first, second, x = nn.Linear(8, 8), nn.Linear(8, 8), torch.ones(4, 8)
-
-    def step():
-        hidden = first(x)
-        result = second(hidden)
-        result.sum().backward()
-
-    step_of(guard, "step", step)
-    by_line = {text: counted["FLOPs"] for text, counted in entry(guard)["lines"].items() if "FLOPs" in counted}
-    one = 2 * 4 * 8 * 8  # forward, and as many for the gradient of the weight and of the input
-    assert by_line["test_guard.py: hidden = first(x)"] == 2 * one
-    assert by_line["test_guard.py: result = second(hidden)"] == 3 * one
-    assert by_line["test_guard.py: result.sum().backward()"] == 3 * one, "as it calls them"
-
-
-def test_casts_copies_and_reads_are_counted_by_what_they_do(guard):
-    x, mask = torch.ones(4, 8), torch.ones(4, dtype=torch.bool)
-
-    def step():
-        half, same, _ = x.half(), x.clone(), torch.empty(3)  # of which the last moves nothing
-        half.copy_(x)
-        same.copy_(x)
-        same.tolist()
-        same[mask] = 1.0  # is filled in without a wait
-        return same[mask], same[torch.tensor([0, 1])]
-
-    step_of(guard, "step", step)
-    numbers = entry(guard)
-    assert "empty" not in numbers["operators by name"]
-    assert (numbers["casts"], numbers["copies"], numbers["bytes between host and device"]) == (2, 2, 0)
-    assert numbers["host waits"] == 2  # the list, and the rows under a mask, whose number isn't known
 
 
 @pytest.mark.long
