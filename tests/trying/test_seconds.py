@@ -137,6 +137,8 @@ def test_nothing_helped_is_said_and_losses_that_nobody_saw_are_not():
     assert str(Tried("optimizer", "change", 0.2, 0.1, 0.3, FASTER)).endswith(
         "faster; 20% (10% to 30%) of the time goes"
     )
+    edited = Result("train.py", tried=[Tried("edited.py", "edited", 0.2, 0.1, 0.3, FASTER)])
+    assert "beside it\n  edited.py" in text(edited) and "tried and helped" not in text(edited)
     slower = Tried("optimizer", "change", -0.25, -0.3, -0.21, "slower")
     assert str(slower).endswith("slower; 125% (121% to 130%) of the time is taken")
 
