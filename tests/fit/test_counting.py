@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.distributed import Job
 from helpers.fit import CLUSTERS, Plan, count, predict, rank, rank_memory, rank_peak, transfers
 from helpers.fit.fused import Compiler
-from helpers.fit.ledger import Ledger
+from helpers.fit.ledger import Ledger, Peak, deepened
 from helpers.fit.rank import count_rank
 from helpers.fit.scaling import transfer_ms
 from helpers.fit.step import count_step
@@ -54,11 +54,43 @@ def test_the_ledger_counts_blocks_that_live_once_each():
         assert ledger.bytes == 4096 + 512  # the view holds it
         del view, second
         assert (ledger.bytes, ledger.peak.bytes) == (0, 4096 + 512)
+        wide = torch.empty(1000, dtype=torch.float64)
+        assert ledger.bytes == 8192
+        del wide
         weight = torch.empty(256)
         ledger.name("weights", [weight])
         ledger.begin_phase(first=True)
         weight.untyped_storage().resize_(0)
         assert (ledger.bytes, ledger.peak.bytes, ledger.peak.parts["weights"]) == (0, 1024, 1024)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 1000), min_size=12, max_size=12), st.integers(4, 100))
+def test_a_deep_models_peak_is_the_largest_of_its_phases_which_grow_with_each_layer(sizes, layers):
+    parts = ("weights", "activations")
+
+    def phase(number, layers):
+        """Begins with some bytes, of which each layer adds as many."""
+        first, second, each, other = sizes[number], sizes[number + 1], sizes[number + 2], sizes[number + 3]
+        held = dict(zip(parts, (first + layers * each, second + layers * other), strict=True))
+        return Peak(sum(held.values()), f"phase {number}", held)
+
+    def phases(layers):
+        middle = [phase(4, layers)] if layers > 2 else []
+        return [phase(0, layers), phase(2, layers), *middle, phase(6, layers), phase(8, layers)]
+
+    fewer, more = phases(2), phases(3)
+    growths = [
+        {part: after.parts[part] - before.parts[part] for part in parts}
+        for before, after in ((fewer[1], more[1]), (fewer[2], more[3]))
+    ]
+    growth = max(growths, key=lambda grown: sum(grown.values()))
+    middle = sum(more[2].parts[part] + (layers - 3) * growth[part] for part in parts)
+    whole = phases(layers)
+    expected = max(*(whole[number].bytes for number in (0, 1, 3, 4)), middle)
+    found = deepened(phases, layers)
+    assert found.bytes == sum(found.parts.values()) == expected
+    assert deepened(phases, 3).bytes == max(peak.bytes for peak in more)
 
 
 @pytest.mark.long
@@ -157,6 +189,16 @@ def test_a_transfer_takes_its_bytes_over_the_slower_link_and_its_hops():
     # 1/8 of it for each adapter, of which 1/2 leaves for the other machine, at 47 GB/s
     hops = 0.0084 + 14 * 0.0034 + 0.014
     assert transfer_ms(gigabyte, 16, NVLINK4) == pytest.approx(max(15 / 16 / 370, 1 / 8 / 2 / 47) * 1e3 + hops)
+
+
+def test_a_small_all_reduce_of_many_machines_takes_a_tree_and_a_large_one_the_rings():
+    """Twice as many bytes as a gather's, and hops, of which a tree has as many as doublings of the machines."""
+    small, large = (Transfer("gradients", REDUCE, size, 2, "backward", alone=1) for size in (10**6, 10**10))
+    tree = 2 * 2 * (7 * 4.0 + 3 * 14.0) / 1e3  # two collectives over eight machines of eight
+    rings = 2 * (8.4 + 2 * (56 * 3.4 + 7 * 14.0)) / 1e3
+    for transfer, hops, rate in ((small, tree, 0.9), (large, rings, 1.0)):
+        bytes_ms = max(2 * 63 / 64 / 370, 2 / 8 * 7 / 8 / 47) * transfer.bytes / 1e6
+        assert transfer_ms(transfer, 64, NVLINK4) == pytest.approx(bytes_ms / rate + hops)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,12 +1,17 @@
 """Where a step's memory goes: parts, the largest batch, and switches, beside measured peaks."""
 
+import sys
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from helpers import book
 from helpers.fit import Plan, count, fit, rank_memory
+from helpers.fit.ledger import Peak
 from helpers.fit.plan import largest_batch, peak
 from helpers.lab import peak_memory
 from helpers.lab.memory import GIB
@@ -25,6 +30,27 @@ def test_the_parts_add_up_and_the_largest_batch_fits_and_one_more_does_not(plan,
     fitting = peak(replace(plan, batch=largest))
     assert sum(fitting.parts.values()) == fitting.bytes <= limit
     assert peak(replace(plan, batch=largest + plan.ranks)).bytes > limit
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 10**4)), min_size=1, max_size=4),
+    st.integers(0, 10**9),
+    st.sampled_from([1, 3]),
+)
+def test_the_largest_batch_of_a_peak_that_is_a_maximum_of_lines_is_found_in_few_counts(lines, limit, ranks):
+    plan, batches = replace(TINY, batch=ranks, ranks=ranks), []
+
+    def made_up(plan):
+        batches.append(plan.batch)
+        size = max(base + slope * plan.batch // ranks for base, slope in lines)
+        return Peak(size, "backward", {})
+
+    with mock.patch.object(sys.modules[largest_batch.__module__], "peak", made_up):
+        largest = largest_batch(plan, limit)
+    most = min(((limit - base) // slope for base, slope in lines), default=0)
+    assert largest == ranks * max(most, 0)
+    assert len(set(batches)) <= 60
 
 
 def trained_gib(plan: Plan) -> float:

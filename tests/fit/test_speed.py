@@ -96,6 +96,7 @@ def test_a_card_without_runs_has_a_wider_band_and_says_so():
     known, unknown = speed(SMALL), speed(SMALL | {"gpu": "T4"})
     assert unknown["high"] / unknown["low"] > known["high"] / known["low"]
     assert not known["notes"] and "no published run" in unknown["notes"][0]
+    assert ["no bf16 units" in note for note in unknown["notes"]] == [False, True]
     short = speed(SMALL | {"gpu": "h100", "seq": 64, "micro_batch": 1})
     assert short["bound"] == "launches" and any("launched" in note for note in short["notes"])
 
@@ -110,6 +111,9 @@ def test_every_card_has_its_source_and_sane_rates():
     for known in cards().values():
         assert known.source and known.processors and known.ghz and known.memory_gib
         assert known.sustained("fp32") < known.sustained("bf16") < known.best("bf16") <= known.bf16_tflops
+        if not known.sustained_tf32_tflops:  # which is measured of one
+            tf32 = known.sustained("bf16") / 2 if known.bf16_units else known.sustained("fp32")
+            assert known.sustained("tf32") == pytest.approx(tf32)
         lanes = 1e3 * known.fp32_tflops / known.processors / known.ghz / 2  # a whitepaper's: 64 or 128 a processor
         assert 60 < lanes < 150, known.gpu
 

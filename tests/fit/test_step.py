@@ -13,11 +13,11 @@ from helpers import book
 from helpers.chapters.rush.setups import BEFORE_LENGTHS
 from helpers.fit import count, step_time
 from helpers.fit.fused import Compiler
-from helpers.fit.meter import Meter
-from helpers.fit.step import SHARES, count_step, counted
+from helpers.fit.meter import Kernel, Meter
+from helpers.fit.step import EXPONENTIALS, OPERATOR_LAUNCHES, SHARES, Count, count_step, counted, seconds
 from helpers.kernels.swaps import COMPILED as COMPILED_NORM
 from helpers.kernels.swaps import WRITTEN_OUT
-from helpers.lab.cards import card
+from helpers.lab.cards import LAUNCH_US, card
 from helpers.lab.memory import GIB
 from helpers.models.llama import eager_rms_norm
 from helpers.rush import Setup, climb
@@ -79,6 +79,56 @@ def test_launches_and_the_optimizer_are_paid_for_once_a_step():
     assert step_time(replace(COMPILED, cuda_graph=True), H200)["parts"]["launches"] == 0 < small["launches"]
 
 
+def test_a_counted_steps_seconds_are_those_of_its_kernels_and_the_hosts_of_its_operators():
+    kernels = [
+        Kernel("product", bytes=1e6, flops=1e12, dtype=torch.bfloat16),
+        Kernel("product", bytes=1e12, flops=1e6, dtype=torch.bfloat16),
+        Kernel("attention", 0.0, 2e12, 3e10, torch.bfloat16),
+        Kernel("eager", 5e9),
+        Kernel("fused", 6e9),
+        Kernel("optimizer", 7e9),
+    ]
+    step, rate, copied = Count([], kernels, 1000), 1e12 * H200.sustained("bf16"), 1e9 * H200.copy_gb_per_s
+    products, exponentials = 2e12 / rate, EXPONENTIALS * 3e10 / 1e12 / H200.special_tops
+    expected = {
+        "products": 1e12 / rate + 1e12 / copied,
+        "attention": products + exponentials,
+        "memory": (5e9 / SHARES["eager"] + 6e9 / SHARES["fused"]) / copied,
+        "optimizer": 7e9 / SHARES["optimizer"] / copied,
+        "host": 1e-6 * LAUNCH_US * (1000 * OPERATOR_LAUNCHES + 1),
+    }
+    assert seconds(TINY, H200, step) == pytest.approx(expected)
+    overlapping = seconds(replace(TINY, attention="cudnn"), H200, step)
+    assert overlapping["attention"] == pytest.approx(max(products, exponentials))
+
+
+def test_a_deep_steps_time_follows_from_two_and_three_layers_and_the_host_is_waited_for(monkeypatch):
+    setup = replace(TINY, layers=10)
+    moved = {layers: [Kernel("eager", bytes=1e9)] * layers for layers in (2, 3)}
+    monkeypatch.setattr(f"{seconds.__module__}.band", lambda: (-0.2, 0.1))
+    monkeypatch.setattr(f"{seconds.__module__}.counted", lambda _: {n: Count([], moved[n], 10**5 * n) for n in moved})
+    memory, host = 10 * 1e9 / SHARES["eager"] / H200.copy_gb_per_s / 1e9, 1e6 * 1e-6 * LAUNCH_US * OPERATOR_LAUNCHES
+    row, captured = step_time(setup, H200), step_time(replace(setup, cuda_graph=True), H200)
+    assert row["parts"]["memory"] == captured["step_ms"] / 1e3 == pytest.approx(memory)
+    assert row["parts"]["launches"] == pytest.approx(host - memory) and row["step_ms"] == pytest.approx(1e3 * host)
+    assert row["tokens_per_s"] == pytest.approx(2 * 64 / host)
+    assert [row["low"], row["high"]] == pytest.approx(row["tokens_per_s"] * np.exp([-0.2, 0.1]))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_attention_is_products_and_exponentials_of_the_causal_half(backward):
+    with FakeTensorMode(), Meter() as meter:
+        query, key, value = (torch.empty(2, 4, length, 16, requires_grad=True) for length in (32, 48, 48))
+        result = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        if backward:
+            meter.kernels.clear()
+            result.sum().backward()
+    (kernel,) = (kernel for kernel in meter.kernels if kernel.kind == "attention")
+    scores = 2 * 4 * 32 * 48 / 2
+    assert kernel.exponentials == scores
+    assert kernel.flops == (5 if backward else 2) * 2 * scores * 16
+
+
 @pytest.mark.parametrize("optimizer", ["for-loop", "fused"])
 def test_what_is_counted_is_what_torch_dispatches_in_a_real_step(optimizer):
     setup = replace(ONE_LAYER, optimizer=optimizer)
@@ -129,6 +179,8 @@ def test_a_compiler_fuses_and_stores_less():
     assert len(compiled.kernels) < 0.6 * len(eager.kernels) and moved[1] < 0.7 * moved[0]
     assert flops[0] == pytest.approx(flops[1]) and compiled.operators < 0.3 * eager.operators
     assert count(COMPILED).bytes < count(TINY).bytes
+    few, more = (len(step.peaks) for step in counted(replace(TINY, layers=4)).values())  # of two layers and of three
+    assert more == few + 1
 
 
 def test_an_optimizer_within_backward_moves_its_own_bytes_and_keeps_no_gradients():

@@ -1,12 +1,14 @@
 """The interval and the verdict of a trial, on made-up machines."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_trials import MACHINES, simulated, until_decided
 
-from helpers.lab.estimate import LUCK, students, todays, verdict_class
+from helpers.lab.estimate import LUCK, WEIGHT, students, todays, verdict_class
 from helpers.lab.trials import FASTER, SLOWER, estimate
 
 
@@ -90,3 +92,20 @@ def test_more_starts_narrow_what_more_pairs_cannot():
 @pytest.mark.parametrize(("freedom", "tabulated"), [(1, 12.706), (2, 4.303), (4, 2.776), (10, 2.228), (1000, 1.962)])
 def test_students_quantiles_are_those_of_the_tables(freedom, tabulated):
     assert students(0.95, freedom) == pytest.approx(tabulated, rel=0.01)
+
+
+@pytest.mark.parametrize(("confidence", "freedom", "rel"), [(0.95, 5, 1e-3), (0.99, 7.5, 1e-3), (0.99, 30, 1e-5)])
+def test_between_students_quantiles_lies_the_confidence_by_the_integral_of_its_density(confidence, freedom, rel):
+    t = np.linspace(0, students(confidence, freedom), 10_001)
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    inside = 2 * np.trapezoid(scale * (1 + t**2 / freedom) ** (-(freedom + 1) / 2), t)
+    assert 1 - inside == pytest.approx(1 - confidence, rel=rel)
+
+
+def test_the_interval_of_starts_whose_pairs_are_equal_is_that_of_their_luck():
+    logs, luck = np.array([0.0, 0.03, 0.09]), 0.01
+    result = estimate([[log] * 4 for log in logs], luck=luck)
+    variance = (WEIGHT * luck**2 + 2 * logs.var(ddof=1)) / (WEIGHT + 2)  # three starts beside eight that are assumed
+    reach = students(0.95, WEIGHT + 2) * np.sqrt(variance / 3)
+    assert np.log([result.low, result.ratio, result.high]) == pytest.approx(0.04 + reach * np.array([-1, 0, 1]))
+    assert (result.pairs, result.starts) == (12, 3)

@@ -1,10 +1,14 @@
+import re
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch.profiler import profile
 
-from helpers.lab import device, peak_memory, saved_bytes
+from helpers.lab import cpu, device, peak_memory, saved_bytes
 from helpers.lab import memory as lab_memory
-from helpers.lab.memory import GIB, PeakAbove, is_out_of_memory
+from helpers.lab.memory import AVAILABLE, GIB, PEAK, RESIDENT, PeakAbove, is_out_of_memory, system_bytes
 
 KIB = 1024
 
@@ -122,6 +126,15 @@ def test_garbage_of_an_earlier_training_is_freed_before_its_base_is_taken(gpu):
     with PeakAbove() as peak:
         gpu.take("activations", 3 * GIB)
     assert peak.gib == 3
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_that_linux_tells_is_in_bytes_and_the_machines_in_gib():
+    kept = torch.ones(2**22)  # 16 MiB
+    installed = int(re.search(r"MemTotal: +(\d+) kB", Path("/proc/meminfo").read_text())[1]) / 2**20
+    assert cpu.memory_gib() == pytest.approx(installed, rel=0.01)
+    assert kept.nbytes < system_bytes(RESIDENT) <= system_bytes(PEAK) < cpu.memory_gib() * GIB
+    assert 2**20 < system_bytes(AVAILABLE) < cpu.memory_gib() * GIB
 
 
 def test_other_errors_are_not_taken_for_out_of_memory():

@@ -53,3 +53,11 @@ def test_what_is_too_small_for_fp16_is_zero():
         assert (small @ small == 0).all() == ((small.float() @ small.float()) < 2.0**-25).all()
         assert ((small / 2**6) @ small == 0).all()
         assert (torch.full((4, 4), 300.0).half() @ torch.full((4, 4), 300.0).half()).isinf().all()
+
+
+def test_attention_rounds_its_result_and_leaves_its_log_sum_exp_in_fp32():
+    fused, q = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, torch.randn(2, 4, 8, 8).half()
+    with fp16_by_fp32():
+        output, log_sums = fused(q, q, q)
+    expected, wide_log_sums = fused(*[q.float()] * 3)
+    assert torch.equal(output, expected.half()) and torch.equal(log_sums, wide_log_sums)

@@ -20,6 +20,7 @@ def test_bench_times_what_it_runs():
 
 def test_bench_repeats_a_short_run_until_the_time_is_filled():
     assert 20 < bench(lambda: None, seconds=0.05).n <= 1000
+    assert 5 <= bench(sleeping(2), repeat=5, seconds=0.05).n <= 25
 
 
 def test_phases_are_timed_apart_and_what_follows_the_last_is_not():
@@ -51,6 +52,7 @@ def test_a_turn_of_short_calls_has_many():
     result = compare({"short": lambda: calls.append(1)}, rounds=2, warmup=1, check=False)
     assert len(calls) > 8
     assert result.timing("short").n == 2
+    assert len(result.calls_ms["short"]) == len(calls) - 1 - 2  # neither the one before nor the first of a turn
 
 
 def test_what_runs_before_is_not_timed():
