@@ -203,7 +203,8 @@ def terms(runs: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     optimizer = OPTIMIZER_BYTES * local / np.where(split, copies, 1) / memory / (accumulate * tokens) * shared
     each = rounds * local * size * (copies - 1) / copies / np.where(sharded, tokens, accumulate * tokens) * shared
     slowest = np.maximum(1 / link, np.where(count > MACHINE, 1 / MACHINE / network, 0))  # a ring per adapter
-    between = each * slowest + layers * 8 * width * 2 * (tp - 1) / tp / link  # tensor parallel: eight all-reduces
+    # tensor parallel: a layer has four all-reduces, which send each number twice and keep all of its GPUs
+    between = each * slowest + layers * 8 * width * 2 * (tp - 1) / link
     logits = vocab * LOGIT_BYTES / memory * bubble
     launches = layers / pp * LAUNCHES * LAUNCH_US * 1e-6 / tokens * shared
     multiplied, fixed = (linear, attended, exponentials, moved), (logits, optimizer, between, launches)

@@ -30,16 +30,18 @@ def test_the_band_holds_four_of_five_runs_whose_source_neither_the_fit_nor_the_b
     sources = np.array([run["source"] for run in published()])
     weights = np.array([(sources == source).sum() ** -0.5 for source in sources])  # as in the fit
     ratio = np.log([run["tok_s_gpu"] for run in published()] / left_out())
-    share = {}
-    for tail in TAILS[:3]:
+    shares = []
+    for tail in TAILS:
         within = np.zeros(len(ratio), bool)
         for source in set(sources):
             out = sources == source
             low, high = np.quantile(ratio[~out], (tail, 1 - tail), weights=weights[~out], method="inverted_cdf")
             within[out] = (low <= ratio[out]) & (ratio[out] <= high)
-        share[tail] = weights[within].sum() / weights.sum()
-    assert share[TAILS[0]] < 0.8 <= share[TAILS[2]] < 0.85  # tails of a tenth, as many as it says, held too few
-    ends = np.quantile(ratio, (TAILS[2], 1 - TAILS[2]), weights=weights, method="inverted_cdf")
+        shares.append(weights[within].sum() / weights.sum())
+        if shares[-1] >= 0.8:
+            break
+    assert len(shares) > 1 and shares[-1] < 0.85  # tails of a tenth, as many as it says, held too few
+    ends = np.quantile(ratio, (tail, 1 - tail), weights=weights, method="inverted_cdf")
     assert band() == pytest.approx(ends)
 
 
