@@ -1,14 +1,15 @@
 """Needless work: evaluation that records a graph, results that no backward pass reaches, constants rebuilt in every
-step, one input multiplied by three weights in turn, and products with one-hot vectors or diagonal matrices.
+step, one input multiplied by three weights in turn, products with one-hot vectors or diagonal matrices, and what a loop
+computes one by one.
 
 An op that records a graph carries the sequence number of the autograd node that it makes, and so does the node's
 backward. So a trace shows which nodes never ran backward. Only products and convolutions are reported: other unused
 ops, such as a metric's softmax in grad mode, cost little.
 
-A trace names no tensors, so data flow is inferred from order and shapes. A chain of ops counts as constant if it begins
-with a constructor (ones, full, arange, …), every later input has as many elements as a tensor that the chain has made,
-no op in it records a gradient, and it holds an op typical of masks or tables (triu, tril, sin, cos, exp, pow). It is
-reported if every step builds the same chain.
+A trace names no tensors, so data flow is inferred from order and shapes, where no graph was noted beside it. A chain of
+ops counts as constant if it begins with a constructor (ones, full, arange, …), every later input has as many elements as
+a tensor that the chain has made, no op in it records a gradient, and it holds an op typical of masks or tables (triu,
+tril, sin, cos, exp, pow). It is reported if every step builds the same chain.
 """
 
 import ast
