@@ -7,9 +7,9 @@ backward. So a trace shows which nodes never ran backward. Only products and con
 ops, such as a metric's softmax in grad mode, cost little.
 
 A trace names no tensors, so data flow is inferred from order and shapes, where no graph was noted beside it. A chain of
-ops counts as constant if it begins with a constructor (ones, full, arange, …), every later input has as many elements as
-a tensor that the chain has made, no op in it records a gradient, and it holds an op typical of masks or tables (triu,
-tril, sin, cos, exp, pow). It is reported if every step builds the same chain.
+ops counts as constant if it begins with a constructor (ones, full, arange, …), every later input has as many elements
+as a tensor that the chain has made, no op in it records a gradient, and it holds an op typical of masks or tables
+(triu, tril, sin, cos, exp, pow). It is reported if every step builds the same chain.
 """
 
 import ast
