@@ -44,16 +44,12 @@ def user_frame(event: Event) -> Event | None:
 def user_calls(event: Event) -> Iterator[tuple[Event, str]]:
     """The calls of users' functions that an event ran in, innermost first, each with its line: "a.py:7 in forward".
 
-    Without one, "", where no call tells the line, as of `a * b`. They end where a function comes again: a profile
-    that began within a call of it keeps that call around all that follows.
+    Without one, "", where no call tells the line, as of `a * b`.
     """
-    line, functions = "", set()
+    line = ""
     for outer in event.outer():
         frame = parsed(outer.name) if outer.kind == PYTHON else None
         if frame and _is_users(frame[0]) and (frame[2] == "<module>" or not frame[2].startswith("<")):
-            if (function := (frame[0], frame[2])) in functions:
-                return
-            functions.add(function)
             yield outer, line
         if outer.kind == PYTHON:
             caller = parsed(outer.args.get(CALLED_FROM, ""))

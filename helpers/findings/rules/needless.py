@@ -306,6 +306,8 @@ def _unrelated(trace: Trace, ops: list[Event]) -> Iterator[tuple[str, list[Event
         node = max(trace.nodes(op), default=-1)
         number = next((number for number, graph in enumerate(graphs) if node in graph), -1)
         for frame, line in user_calls(op) if number >= 0 else ():
+            if frame.end < op.begin:
+                continue  # a call that a profile began within, and that is over
             groups[-frame.begin, line, number, shape][node] = op
     taken: set[Event] = set()
     lines: dict[Any, list[Event]] = defaultdict(list)
