@@ -38,20 +38,21 @@ def line_or_function(trace: Trace, event: Event) -> str:
 
 def user_frame(event: Event) -> Event | None:
     """The innermost call of a user's function that an event ran in; a comprehension is part of its function."""
-    return next((frame for frame, _ in user_calls(event)), None)
+    return next((frame for frame, *_ in user_calls(event)), None)
 
 
-def user_calls(event: Event) -> Iterator[tuple[Event, str]]:
-    """The calls of users' functions that an event ran in, innermost first, each with its line: "a.py:7 in forward".
+def user_calls(event: Event) -> Iterator[tuple[Event, str, Event]]:
+    """The calls of users' functions that an event ran in, innermost first, with the line and what was called there.
 
-    Without one, "", where no call tells the line, as of `a * b`.
+    The line is as of "a.py:7 in forward", "" where no call tells it, as of `a * b`.
     """
-    line = ""
+    line, called = "", event
     for outer in event.outer():
         frame = parsed(outer.name) if outer.kind == PYTHON else None
         if frame and _is_users(frame[0]) and (frame[2] == "<module>" or not frame[2].startswith("<")):
-            yield outer, line
+            yield outer, line, called
         if outer.kind == PYTHON:
+            called = called if frame and frame[2].startswith("<") else outer
             caller = parsed(outer.args.get(CALLED_FROM, ""))
             line = f"{caller[0]}:{caller[1]} in {caller[2]}" if caller else ""
 

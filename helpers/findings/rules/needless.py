@@ -300,20 +300,21 @@ def _unrelated(trace: Trace, ops: list[Event]) -> Iterator[tuple[str, list[Event
     The innermost such line; what a graph doesn't hold, as no backward pass went through it, is none.
     """
     groups: dict[Any, dict[int, Event]] = defaultdict(dict)
+    passes: dict[Any, set[Event]] = defaultdict(set)
     graphs = [{node: inner for node, *inner in graph} for graph in trace.about.get("settings", {}).get("graphs", [])]
     for op in ops:
         shape = str(op.dims[MATRICES[op.name][1]]) if op.name in MATRICES and op.dims else op.name
         node = max(trace.nodes(op), default=-1)
         number = next((number for number, graph in enumerate(graphs) if node in graph), -1)
-        for frame, line in user_calls(op) if number >= 0 else ():
-            if frame.end < op.begin:
-                continue  # a call that a profile began within, and that is over
+        for frame, line, called in user_calls(op) if number >= 0 else ():
+            passes[-frame.begin, line, number].add(called)
             groups[-frame.begin, line, number, shape][node] = op
     taken: set[Event] = set()
     lines: dict[Any, list[Event]] = defaultdict(list)
     for (begin, line, number, _), members in sorted(groups.items()):
-        for level in _levels(members, graphs[number]) if len(members) >= LEAST_PASSES else ():
-            if len(level) >= (LEAST_PASSES if line else 2 * LEAST_PASSES) and taken.isdisjoint(level):
+        least = LEAST_PASSES if line else 2 * LEAST_PASSES
+        for level in _levels(members, graphs[number]) if len(passes[begin, line, number]) >= least else ():
+            if len(level) >= least and taken.isdisjoint(level):
                 lines[begin, line] += level
                 taken.update(level)
     for (_, line), related in lines.items():
