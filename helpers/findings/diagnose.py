@@ -23,8 +23,8 @@ from .account import union
 from .loop import Loop
 from .rules import convolutions, formed_weights, host_work, needless, on_cpu, products, unrecorded, waiting, wall
 from .scene import Scene
-from .source_places import backward_shares
-from .summary import LEAST, Diagnosis, Finding, Wall, change_first
+from .source_places import backward_shares, near
+from .summary import LEAST, SPECIFIC, Diagnosis, Finding, Wall, change_first
 from .trace import NO_SHAPES, NO_STACKS, Note, Trace
 from .trace_file import read_trace
 
@@ -96,6 +96,7 @@ def read_and_diagnose(
             findings += unrecorded.costly_line(loop, by_line, findings)
         findings = unrecorded.ranked([*findings, *late], loop.ordinary)
         diagnosis = _with_wall(diagnosis, loop, findings)
+    findings = _with_remedies(findings)
     return replace(
         diagnosis,
         verdict=diagnosis.verdict + change_first(findings),
@@ -103,6 +104,21 @@ def read_and_diagnose(
         warnings=(*about_ranks, *diagnosis.warnings),
         source=source,
     ), trace
+
+
+def _with_remedies(findings: list[Finding]) -> list[Finding]:
+    """A loop in Python, and what the host launches slowly, with the remedy of what it is mostly made of."""
+    kept = list(findings)
+    for broad in [f for f in findings if f.finding in ("Python loop", "host slower than the device")]:
+        for one in (f for f in findings if f.finding in SPECIFIC and 2 * f.gain_share >= broad.gain_share):
+            of_host = broad.part == account.IDLE
+            if (of_host or near(broad.where, one.where)) and one in kept:
+                where = one.where if of_host else broad.where
+                evidence = f"{broad.evidence}; {one.evidence}"
+                kept[kept.index(broad)] = replace(broad, where=where, evidence=evidence, advice=one.advice)
+                kept.remove(one)
+                break
+    return kept
 
 
 def _observed(folder: Path) -> dict[int, Observation]:
@@ -255,7 +271,8 @@ def _findings(scene: Scene, least: float) -> list[Finding]:
     """What could bring the share `least` or more, first what holds the step up, then by gain."""
     findings = [finding for rule in RULES for finding in rule(scene)]
     findings += [replace(finding, detailed=True) for rule in DETAILED_RULES for finding in rule(scene)]
-    explained = union([span for f in findings if f.part == account.IDLE for span in f.spans])
+    own = [f for f in findings if f.part == account.IDLE and f.finding not in SPECIFIC]
+    explained = union([span for f in own for span in f.spans])
     findings += host_work.slow_launches(scene, explained)
     findings += on_cpu.small_operators(scene, [f for f in findings if f.part == account.UPDATING])
     findings = [finding for finding in findings if finding.gain_share >= least]

@@ -31,18 +31,30 @@ def source_line(trace: Trace, event: Event) -> str:
 def line_or_function(trace: Trace, event: Event) -> str:
     """ "train.py:7"; where no call tells the line, as of `a * b`, "train.py in forward", the user's function."""
     first, frame = source_line(trace, event).split(" ")[0], user_frame(event)
-    if ":" in first or not (frame and (parsed := _parse(frame.name))):
+    if ":" in first or not (frame and (names := parsed(frame.name))):
         return PurePath(first).name
-    return f"{PurePath(parsed[0]).name} in {parsed[2]}"
+    return f"{PurePath(names[0]).name} in {names[2]}"
 
 
 def user_frame(event: Event) -> Event | None:
     """The innermost call of a user's function that an event ran in; a comprehension is part of its function."""
+    return next((frame for frame, *_ in user_calls(event)), None)
+
+
+def user_calls(event: Event) -> Iterator[tuple[Event, str, Event]]:
+    """The calls of users' functions that an event ran in, innermost first, with the line and what was called there.
+
+    The line is as of "a.py:7 in forward", "" where no call tells it, as of `a * b`.
+    """
+    line, called = "", event
     for outer in event.outer():
-        frame = _parse(outer.name) if outer.kind == PYTHON else None
+        frame = parsed(outer.name) if outer.kind == PYTHON else None
         if frame and _is_users(frame[0]) and (frame[2] == "<module>" or not frame[2].startswith("<")):
-            return outer
-    return None
+            yield outer, line, called
+        if outer.kind == PYTHON:
+            called = called if frame and frame[2].startswith("<") else outer
+            caller = parsed(outer.args.get(CALLED_FROM, ""))
+            line = f"{caller[0]}:{caller[1]} in {caller[2]}" if caller else ""
 
 
 def backward_shares(trace: Trace) -> dict[tuple[str, str], float]:
@@ -50,7 +62,7 @@ def backward_shares(trace: Trace) -> dict[tuple[str, str], float]:
     times: Any = Counter()
     for number, ran in trace.executed.items():
         maker = trace.makers.get(number)
-        frame = _parse(outer.name) if maker and (outer := user_frame(maker)) else None
+        frame = parsed(outer.name) if maker and (outer := user_frame(maker)) else None
         times[(frame[0], frame[2]) if frame else ("", "")] += sum(event.us for event in ran)
     return {function: time / times.total() for function, time in times.items() if function[0]}
 
@@ -66,6 +78,13 @@ def source_lines(trace: Trace, events: list[Event]) -> str:
     names = list(dict.fromkeys(name for e in events if (name := module(_forward(trace, e)))))
     inside = f" [{', '.join(names[:3])}{', …' if len(names) > 3 else ''}]" if names else ""
     return text + inside + back
+
+
+def near(first: str, second: str, lines: int = 10) -> bool:
+    """Whether two places, "src/train.py:7 in main", are of lines of one file that are this near."""
+    (file, line), (other, another) = (place.split(" ")[0].partition(":")[::2] for place in (first, second))
+    both = line.isdigit() and another.isdigit() and PurePath(file).name == PurePath(other).name
+    return both and abs(int(line) - int(another)) <= lines
 
 
 def by_source_line(trace: Trace, events: list[Event]) -> dict[str, list[Event]]:
@@ -100,13 +119,13 @@ def _lines(event: Event) -> Iterator[tuple[str, str]]:
     """(path, text) of each Python line around an event, innermost first: "train.py:7 in main" where it is known."""
     for outer in (event, *event.outer()):
         if outer.kind == PYTHON:
-            frame, caller = _parse(outer.name), _parse(outer.args.get(CALLED_FROM, ""))
+            frame, caller = parsed(outer.name), parsed(outer.args.get(CALLED_FROM, ""))
             if frame:
                 yield frame[0], f"{frame[2]} in {frame[0]}, from line {frame[1]}"
             if caller:
                 yield caller[0], f"{caller[0]}:{caller[1]} in {caller[2]}"
         elif stack := outer.args.get("Call stack"):
-            for frame in map(_parse, stack.split(";")):
+            for frame in map(parsed, stack.split(";")):
                 if frame:
                     yield frame[0], f"{frame[0]}:{frame[1]} in {frame[2]}"
 
@@ -127,7 +146,8 @@ def _op(event: Event) -> str:
     return f"{event.name} [{first}]" if shapes else event.name
 
 
-def _parse(frame: str) -> tuple[str, int, str] | None:
+def parsed(frame: str) -> tuple[str, int, str] | None:
+    """Path, line and function of a Python call as the profiler names it; None of what isn't written in Python."""
     match = _FRAME.fullmatch(frame)
     return (match["path"], int(match["line"]), match["function"]) if match else None
 

@@ -15,6 +15,8 @@ from .trace import Note
 
 WIDTH = 100
 MOST_FINDINGS = 3  # in the text; the others are a line each
+# What broader findings, too, are made of: it gives them its remedy where it has half of their gain
+SPECIFIC = {"products one by one", "losses one by one", "norms one by one", "missing package"}
 LEAST = 0.01  # of the recorded time: a finding that could bring less is left out
 MEASURED, BOUND, ESTIMATE = "measured", "upper bound", "estimate"
 

@@ -55,7 +55,7 @@ _ARGUMENTS = {  # that are read, and their forms
 _ABOUT = {  # of the file's other contents
     "deviceProperties": [{"computeMajor": int, "computeMinor": int}],
     "distributedInfo": {"rank": int, "world_size": int},
-    **{"bf16_speedup": {str: float}, "settings": {str: str, "cores": int}},
+    **{"bf16_speedup": {str: float}, "settings": {str: str, "cores": int, "graphs": [[[int]]], "warned": [[str]]}},
 }
 
 

@@ -12,9 +12,11 @@ import contextlib
 import functools
 import gc
 import inspect
+import logging
 import random
 import time
 import timeit
+import warnings
 from collections.abc import Callable, Mapping
 from importlib.machinery import SourceFileLoader
 from typing import Any, NamedTuple
@@ -62,6 +64,7 @@ SEEDS = (
     Point(np.random, "default_rng"),
 )  # fmt: skip
 CLOCK_SEEDS = (Point(torch, "seed"), Point(torch.random, "seed"))
+WARNED, LOGGED = Point(warnings, "_showwarnmsg"), Point(logging.Logger, "handle")
 RENDEZVOUS = Point(torch.distributed, "init_process_group")
 PRINT, SOURCE, COLLECT, SAVE = (
     Point(builtins, "print"), Point(SourceFileLoader, "get_code"), Point(gc, "collect"), Point(torch, "save"),

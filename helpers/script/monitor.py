@@ -37,7 +37,7 @@ from .iterations import BEGAN, EVALUATED, RECORDED, Iterations, Pace, wall_time
 from .observation import LineTime, Observation
 from .settings import Settings, variables
 from .stacks import EVALUATING, OURS, Line, Stack, functions_around, is_library, read_stack, user_line
-from .tensors import Growing, padded_positions
+from .tensors import Growing, dependencies, padded_positions
 
 PERIOD_S = 0.01
 # A thread that waits for the interpreter's lock gets it at the next operator, which gives it up, or after this time. By
@@ -81,6 +81,7 @@ class Monitor:
         self.count = 0
         self.settings, self.clock = Settings(), Clock(self.state)
         self.growing = Growing()
+        self.graphs: list[list[list[int]]] | None = None  # of backward passes, where they are wanted
         self.loaders: Counter[Line] = Counter()  # that began while a graph is recorded, by the line that began them
         self._all = 0  # iterations that have ended, those too in which it looked away
         self._last = 0.0  # when the iteration began
@@ -235,6 +236,8 @@ class Monitor:
         return embed(module, input)
 
     def _backward(self, backward: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        if self.graphs is not None and threading.get_ident() == self._thread:
+            self.graphs.append(dependencies(options.get("tensors", *arguments[:1])))
         if not self.away:
             self.counts.anomaly |= torch.is_anomaly_enabled()
             self.counts.backwards += 1

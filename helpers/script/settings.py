@@ -1,7 +1,8 @@
-"""Switches that slow a training and that no line of its loop shows: which are set, and the line that set them."""
+"""What slows a training and no line of its loop shows: switches and the lines that set them, packages that miss."""
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from . import hooks
-from .stacks import quoted, user_line
+from .stacks import OURS, is_installed, quoted, user_line
 
 ONE_THREAD, DETERMINISTIC, ANOMALY = "one thread", "deterministic algorithms", "anomaly detection"
 _SETTERS = {
@@ -27,16 +28,37 @@ VARIABLES = {
     "PYTORCH_JIT": ("1", "scripted functions run in Python"),
 }
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# A library's warning that it lacks a package, and the code that passes warnings on
+_LACKS = re.compile(r"(?i)fall(s|ing)? ?back|fast path|slower|not (installed|available|found)|no module named")
+_TELLING = re.compile(r"/(logging|warnings)(/__init__)?\.py$")
+MOST_WARNINGS, LONGEST = 20, 300  # of one library line each; characters
 
 
 class Settings:
-    """The lines that set a switch, the last of each."""
+    """The lines that set a switch, the last of each, and what libraries warn of: their file, and the text."""
 
     def __init__(self) -> None:
         self.lines: dict[str, str] = {}
+        self.warned: dict[str, str] = {}
 
     def arounds(self) -> dict[hooks.Point, Callable[..., Any]]:
-        return {point: functools.partial(self._set, name) for point, name in _SETTERS.items()}
+        setters = {point: functools.partial(self._set, name) for point, name in _SETTERS.items()}
+        return setters | {hooks.WARNED: self._warned, hooks.LOGGED: self._logged}
+
+    def _warned(self, show: Callable[..., Any], message: Any) -> Any:
+        self._keep(str(message.message))
+        return show(message)
+
+    def _logged(self, handle: Callable[..., Any], logger: Any, record: Any) -> Any:
+        self._keep(str(record.msg))
+        return handle(logger, record)
+
+    def _keep(self, text: str) -> None:
+        frame = sys._getframe(1) if _LACKS.search(text) and len(self.warned) < MOST_WARNINGS else None
+        while frame and (frame.f_code.co_filename.startswith(OURS) or _TELLING.search(frame.f_code.co_filename)):
+            frame = frame.f_back
+        if frame and is_installed(frame.f_code.co_filename):
+            self.warned[" ".join(text.split())[:LONGEST]] = frame.f_code.co_filename
 
     def _set(self, name: str, setter: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         self.lines[name] = quoted(*user_line(sys._getframe(1)))
@@ -52,7 +74,8 @@ class Settings:
             ANOMALY: ANOMALY in self.lines,
         }
         variable = next((f"{name}=1 in the environment" for name in THREADS if os.environ.get(name) == "1"), "")
-        return {name: self.lines.get(name, variable) for name in on if on[name]} | {"cores": cores}
+        set_by = {name: self.lines.get(name, variable) for name in on if on[name]}
+        return set_by | {"cores": cores, "warned": [[file, text] for text, file in self.warned.items()]}
 
 
 def variables() -> list[str]:

@@ -1,9 +1,9 @@
-"""What objects show of a training: padding of a batch, weights that no optimizer has, lists that grow on and on."""
+"""What objects show of a training: padding, a backward's graph, weights that no optimizer has, lists that grow."""
 
 import gc
 import sys
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from types import FrameType
 from typing import Any
 
@@ -14,6 +14,7 @@ from .stacks import Line, user_line
 
 _ADD = {"append", "appendleft", "extend", "add"}
 MOST, SOME = 1000, 8  # lists of an iteration; items of one that are looked at
+MOST_NODES = 20_000  # of a graph, some 2 µs each
 
 
 def padded_positions(ids: Tensor) -> tuple[int, int, int] | None:
@@ -66,6 +67,21 @@ def unclaimed() -> Generator[None, None, tuple[str, int, float, bool] | None]:
     module = min(most, key=lambda module: len(list(module.parameters())))
     passed = any(id(weight) in taken for weight in module.parameters())
     return type(module).__name__, len(gone), sum(gone.values()) / sum(reached.values()), passed
+
+
+def dependencies(roots: Tensor | Iterable[Tensor]) -> list[list[int]]:
+    """The graph that a backward pass from these goes through: each node's number, then those that it goes on to.
+
+    They are the sequence numbers that a profile has, too. Empty for a graph of too many nodes.
+    """
+    found: dict[int, list[int]] = {}
+    waiting = [root.grad_fn for root in ([roots] if isinstance(roots, Tensor) else roots)]
+    while waiting and len(found) <= MOST_NODES:
+        if (node := waiting.pop()) is not None and (number := node._sequence_nr()) not in found:
+            inner = [each for each, _ in node.next_functions if each is not None and not hasattr(each, "variable")]
+            found[number] = [each._sequence_nr() for each in inner]
+            waiting += inner
+    return [] if waiting else [[number, *after] for number, after in found.items()]
 
 
 class Growing:

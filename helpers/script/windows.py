@@ -288,7 +288,11 @@ class Windows:
     def _window(self, window: Window, active: int, warm: int, **options: bool) -> Waiting:
         with self.monitor.looking_away():
             settings = self.monitor.settings.data()
+            graphs: list[Any] = []
+            settings["graphs"] = graphs
+            self.monitor.graphs = graphs if options else None
             yield from window.record(self.iterations + 1, active, warm, self._plain, settings, **options)
+            self.monitor.graphs = None
 
     def _fitting(self, most: int, events: float) -> int:
         """So many iterations, or fewer by the limits of events, of which one has so many, and of time."""

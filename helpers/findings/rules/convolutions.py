@@ -1,15 +1,19 @@
-"""Convolutions on a GPU: the algorithms that cuDNN may choose, and conversions of layout."""
+"""Convolutions: kernels of the slow path, the algorithms that cuDNN may choose, and conversions of layout."""
 
+import re
 from collections.abc import Iterator
+from math import prod
 
 from ..account import COMPUTE
 from ..scene import Scene
-from ..summary import BOUND, MEASURED, Finding
+from ..summary import BOUND, ESTIMATE, MEASURED, Finding
 from ..trace import Event, Trace
 from .products import kernels_that, short_name
 
 # Where aten::_convolution has its flags: …, groups, benchmark, deterministic, cudnn_enabled, allow_tf32
 _BENCHMARK, _DETERMINISTIC = 9, 10
+_SLOW = re.compile(r"aten::(_slow_conv2d_forward|slow_conv_dilated[23]d|slow_conv3d_forward|slow_conv_transpose[23]d)")
+SMALL = 20_480  # elements of a single image: on a CPU torch itself chooses the slow path up to this
 
 
 def layout_conversions(scene: Scene) -> Iterator[Finding]:
@@ -44,10 +48,27 @@ def unbenchmarked_convolutions(scene: Scene) -> Iterator[Finding]:
         yield _by_algorithm(scene, "unbenchmarked cuDNN", chosen)
 
 
+def slow_convolutions(scene: Scene) -> Iterator[Finding]:
+    """Convolutions that torch unfolds into matrices, image by image, as cuDNN or oneDNN don't take them."""
+    slow = [op for op in scene.trace.ops if _SLOW.fullmatch(op.name) and op.types and op.backward is None]
+    slow = [op for op in slow if op.types[0] != "float" or prod(op.shape) > SMALL or op.shape[0] > 1]
+    if not slow:
+        return
+    work = scene.work(scene.trace.with_backward([_enclosing(op) for op in slow]))
+    kind = max(op.types[0] for op in slow)
+    case = "fp64" if kind == "double" else "16 bits" if kind.startswith("c10::") else "" if scene.account else "CPU"
+    evidence = f"{scene.each(len(slow), 'convolution')} by {', '.join(sorted({op.name for op in slow}))} of {kind}"
+    evidence += f", {scene.time(work[1])} forward and backward"
+    yield scene.finding("slow convolutions", work, scene.where(slow), evidence, ESTIMATE, factor=0.5, case=case)
+
+
+def _enclosing(op: Event) -> Event:
+    """The op that made the autograd node."""
+    return next((outer for outer in op.outer() if outer.name == "aten::convolution"), op)
+
+
 def _by_algorithm(scene: Scene, name: str, convolutions: list[Event]) -> Finding:
-    # The enclosing ops made the autograd nodes.
-    ops = [next((outer for outer in op.outer() if outer.name == "aten::convolution"), op) for op in convolutions]
-    work = scene.work(scene.trace.with_backward(ops))
+    work = scene.work(scene.trace.with_backward(list(map(_enclosing, convolutions))))
     evidence = f"{scene.each(len(convolutions), 'convolution')}, {scene.time(work[1])} forward and backward"
     evidence += "; what other algorithms take, no profile shows"
     return scene.finding(name, work, scene.where(convolutions), evidence, BOUND, factor=0.3)
@@ -63,4 +84,4 @@ def _flag(op: Event, position: int) -> bool:
 
 
 RULES = (layout_conversions,)
-DETAILED_RULES = (deterministic_convolutions, unbenchmarked_convolutions)
+DETAILED_RULES = (slow_convolutions, deterministic_convolutions, unbenchmarked_convolutions)

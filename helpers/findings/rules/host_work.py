@@ -1,18 +1,21 @@
-"""Work of the host that the device waits for: optimizers and gradients in many ops, memory, launches."""
+"""Work of the host that the device waits for: optimizers, gradients, fallbacks in many ops, memory, launches."""
 
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
+from typing import Any
 
 import numpy as np
 
+from ...script.stacks import CALLED_FROM
 from .. import account
 from ..account import Spans, covered, intersect, length, of, subtract, union
-from ..scene import Scene, larger, totals
-from ..source_places import source_lines
+from ..scene import SEVERAL, Scene, larger, totals
+from ..source_places import parsed, source_line, source_lines, user_frame
 from ..summary import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
-from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, STEP, WHOLE, ZERO_GRAD, Event, aten
+from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, STEP, WHOLE, ZERO_GRAD, Event, Trace, aten
+from .needless import outermost
 
 WITH_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers that take fused=True
 # A fused step of Adam reads weight, gradient and two moments and writes all but the gradient: 7 passes through memory
@@ -20,6 +23,13 @@ WITH_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers that take
 SAVED_ON_CPU, SMALL_AND_LARGE_US = (0.93, 2 / 3), (5, 50)  # of an op at a time, which takes so long
 ACCUMULATES = "torch::autograd::AccumulateGrad"
 LOOP = 50  # ops in a step of an unknown optimizer from which on it counts as a loop
+NORMS = 16  # of a step's tensors, from which on they count as a loop
+_NORMS, _SCALES = aten("linalg_vector_norm norm"), aten("mul_ div_")
+OWN_OPS = 50  # of a library's function in one call, from which on it is taken for a fallback
+_PACKAGE = re.compile(
+    r"pip install (?:-\S+ )*[`'\"]?([\w.-]+)|github\.com/[\w-]+/([\w.-]+)|No module named [`'\"]([\w.-]+)"
+    r"|[`'\"]?([\w.-]+)[`'\"]? (?:is|was) not (?:installed|found)|install [`'\"]([\w.-]+)"
+)
 _NEW = aten("empty empty_strided resize_ resize_output_")
 _RESERVES = re.compile(r"(cuda|hip)(Malloc|Free)(Async)?(_\w+)?|cuMem(Create|Release|Map|Unmap)")
 
@@ -143,5 +153,77 @@ def filled_tensors(scene: Scene) -> Iterator[Finding]:
         yield scene.finding("deterministic algorithms", work, scene.where(fills), evidence, MEASURED, case=case)
 
 
+def norms_one_by_one(scene: Scene) -> Iterator[Finding]:
+    """Norms of gradients, and their scaling, tensor by tensor. On a CPU foreach saves what is between these alone."""
+    trace, recording = scene.trace, set(scene.trace.makers.values())
+    flat = [op for op in outermost(trace) if not (trace.in_update(op) or op in recording)]
+    loops: dict[Any, list[Event]] = defaultdict(list)
+    for op in flat:
+        if op.name in _NORMS:
+            loops[source_line(trace, op), trace.step_of(op)].append(op)
+    reads = [op.begin for op in trace.ops if op.name == "aten::item"]  # a wait on a GPU each: another finding's
+    loops = {
+        key: norms
+        for key, norms in loops.items()
+        if len(norms) >= NORMS and sum(norms[0].begin < read < norms[-1].end for read in reads) < len(norms) / 2
+    }
+    if not loops:
+        return
+    spans = [(norms[0].begin, norms[-1].end) for norms in loops.values()]
+    remaining = [norm for norms in loops.values() for norm in norms]
+    for (_, step), norms in loops.items():
+        frame, last = user_frame(norms[0]), norms[-1].end
+        scaled = [op for op in flat if op.name in _SCALES and op.begin >= last and trace.step_of(op) == step]
+        scaled = [op for op in scaled if user_frame(op) is frame]
+        if len(scaled) >= NORMS:
+            spans.append((scaled[0].begin, scaled[-1].end))
+            remaining += scaled
+    count, spans = sum(map(len, loops.values())), union(spans)
+    spans = spans if scene.account else subtract(spans, of(remaining))
+    work = (account.IDLE, scene.idle(spans)) if scene.account else (SEVERAL, spans)
+    evidence = f"{scene.each(count, 'norm')}, a call for each tensor; {scene.time(spans)} with the scaling"
+    evidence += "" if scene.account else ", without what these operators compute"
+    where = scene.where([norms[0] for norms in loops.values()])
+    yield scene.finding("norms one by one", work, where, evidence, BOUND, of_host=True)
+
+
+def missing_packages(scene: Scene) -> Iterator[Finding]:
+    """A library's function in Python that takes a fast one's place, as the library warned: its package is missing."""
+    for file, text in scene.trace.about.get("settings", {}).get("warned", []):
+        packages = dict.fromkeys(filter(None, sum(_PACKAGE.findall(text), ())))
+        if not packages or not (calls := _fallback(scene.trace, file, text)):
+            continue
+        ops = [e for call in calls for e in call.inner() if e.kind == OP and e.parent and e.parent.kind != OP]
+        work, (path, _, function) = scene.work(scene.trace.with_backward(ops)), parsed(calls[0].name)
+        builtins = [e for call in calls for e in call.children if e.kind == PYTHON and not parsed(e.name)]
+        lines = totals((e.args.get(CALLED_FROM, ""), e.us) for e in builtins)
+        line = next((parsed(line) for line, _ in lines if line), None)
+        path = path.rpartition("-packages/")[2]
+        where = f"{path}:{line[1]} in {function}" if line else f"{function} in {path}"
+        evidence = f"{scene.each(len(calls), 'call')} of {function}, {scene.time(work[1])} forward and backward; "
+        evidence += f"the library warned: {text}"
+        names = ", ".join(packages)
+        yield scene.finding("missing package", work, where, evidence, BOUND, of_host=True, packages=names)
+
+
+def _fallback(trace: Trace, file: str, text: str) -> list[Event]:
+    """The calls of the dearest function that a warning means, by its name or as one of its file in many ops."""
+    words = [word for word in re.findall(r"\w+", text) if "_" in word.strip("_")]
+    inside = file.rpartition("-packages/")[2]
+    named: dict[str, list[Event]] = defaultdict(list)
+    in_file: dict[str, list[Event]] = defaultdict(list)
+    for event in trace.host:
+        frame = parsed(event.name) if event.kind == PYTHON and trace.step_of(event) is not None else None
+        path = frame[0].rpartition("-packages/")[2] if frame else ""
+        if not frame or path.partition("/")[0] != inside.partition("/")[0]:
+            continue
+        if any(word in frame[2] for word in words):
+            named[event.name].append(event)
+        own = sum(e.kind == OP or (e.kind == PYTHON and not parsed(e.name)) for e in event.children)
+        if path == inside and own >= OWN_OPS:
+            in_file[event.name].append(event)
+    return max((named or in_file).values(), key=lambda calls: sum(call.us for call in calls), default=[])
+
+
 RULES = (filled_tensors, unfused_optimizer, zeroed_gradients)
-DETAILED_RULES = (returned_memory,)
+DETAILED_RULES = (returned_memory, norms_one_by_one, missing_packages)

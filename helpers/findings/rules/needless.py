@@ -1,29 +1,32 @@
 """Needless work: evaluation that records a graph, results that no backward pass reaches, constants rebuilt in every
-step, one input multiplied by three weights in turn, and products with one-hot vectors or diagonal matrices.
+step, one input multiplied by three weights in turn, products with one-hot vectors or diagonal matrices, and what a loop
+computes one by one.
 
 An op that records a graph carries the sequence number of the autograd node that it makes, and so does the node's
 backward. So a trace shows which nodes never ran backward. Only products and convolutions are reported: other unused
 ops, such as a metric's softmax in grad mode, cost little.
 
-A trace names no tensors, so data flow is inferred from order and shapes. A chain of ops counts as constant if it begins
-with a constructor (ones, full, arange, …), every later input has as many elements as a tensor that the chain has made,
-no op in it records a gradient, and it holds an op typical of masks or tables (triu, tril, sin, cos, exp, pow). It is
-reported if every step builds the same chain.
+A trace names no tensors, so data flow is inferred from order and shapes, where no graph was noted beside it. A chain of
+ops counts as constant if it begins with a constructor (ones, full, arange, …), every later input has as many elements
+as a tensor that the chain has made, no op in it records a gradient, and it holds an op typical of masks or tables
+(triu, tril, sin, cos, exp, pow). It is reported if every step builds the same chain.
 """
 
 import ast
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import ceil, prod
+from statistics import median
 from typing import Any
 
 from ...faults import remedy
-from ..account import length, of
-from ..scene import SEVERAL, Scene
-from ..source_places import by_source_line, line_or_function, others, source_line, source_lines, user_frame
+from ..account import IDLE, length, of, union
+from ..scene import SEVERAL, Scene, totals
+from ..source_places import by_source_line, line_or_function, others, source_line, source_lines, user_calls, user_frame
 from ..summary import BOUND, ESTIMATE, MEASURED, Finding
 from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace, aten
+from .products import MATRICES, between
 
 _HEAVY = tuple(aten("addmm mm bmm baddbmm convolution _scaled_dot_product mkldnn_rnn"))
 _MULTIPLIES = aten("matmul mm bmm linear einsum")
@@ -31,6 +34,10 @@ _ONE_HOT, _DIAGONAL = "one-hot product", "product with a diagonal matrix"
 _SPARSE = dict.fromkeys(aten("one_hot"), _ONE_HOT) | dict.fromkeys(aten("diag diag_embed diagflat"), _DIAGONAL)
 _FACTORS = {_ONE_HOT: "one-hot vectors of {:,} numbers", _DIAGONAL: "a diagonal matrix of {:,} rows"}
 MOST_UNUSED = 8  # rows of a table for each id of a batch
+_LOSSES = aten("cross_entropy_loss nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy")
+_LOSSES |= aten("binary_cross_entropy_with_logits ctc_loss")
+VOCABULARY, _HALVES, _TO_FP32 = 8192, ("c10::BFloat16", "c10::Half"), "6"  # torch's number of the type
+LEAST_PASSES, SHORT_US = 4, 100  # of a loop; of an operator on a CPU, above which calls are little of its time
 _CONSTRUCTORS = aten("ones zeros full arange eye linspace tril_indices triu_indices")
 _SHAPING = aten("triu tril triu_ tril_ sin cos exp pow")
 _PURE = _SHAPING | aten(
@@ -242,6 +249,90 @@ def dense_gradients(scene: Scene) -> Iterator[Finding]:
         yield scene.finding("dense embedding gradients", work, where, evidence, BOUND, saved)
 
 
+def cast_logits(scene: Scene) -> Iterator[Finding]:
+    """The 16-bit result of a product with a large vocabulary as a whole in fp32, and its gradient back again."""
+    trace = scene.trace
+    widths = [op.dims[MATRICES[op.name][1]][-1:] for op in trace.ops if op.name in MATRICES and op.dims]
+    casts = [op for op in trace.ops if op.name == "aten::_to_copy" and op.backward is None and op.shape]
+    casts = [op for op in casts if op.shape[-1] >= VOCABULARY and op.types[0] in _HALVES and _TO_FP32 in op.values[1:2]]
+    casts = [op for op in casts if op.shape[-1:] in widths]
+    if casts:
+        work = scene.work(trace.with_backward(casts))
+        largest = max((op.shape for op in casts), key=prod)
+        evidence = f"{' × '.join(f'{size:,}' for size in largest)} numbers are copied to fp32, "
+        evidence += f"{4 * prod(largest) / 2**20:,.0f} MiB, {scene.time(work[1])} forward and backward"
+        yield scene.finding("logits in fp32", work, scene.where(casts), evidence, BOUND)
+
+
+def one_by_one(scene: Scene) -> Iterator[Finding]:
+    """Products with weights of equal shapes, or losses, in a loop of which no pass needs another one's result.
+
+    On a CPU only those of short operators: of long ones the calls are little of the time.
+    """
+    trace = scene.trace
+    products = [op for op in trace.ops if op.name in MATRICES and op.backward is None]
+    losses = [op for op in outermost(trace) if op.name in _LOSSES]
+    for name, ops in (("products one by one", products), ("losses one by one", losses)):
+        loops: list[tuple[str, int, list[Event]]] = []
+        for line, members in _unrelated(trace, ops):
+            first, last = members[0], members[-1]
+            inside = [first, *between(trace, first, last), last]
+            foreign = sum(first.begin < op.begin < last.begin for op in products) - (ops is products) * len(members)
+            short = scene.account is not None or median(op.us for op in inside) < SHORT_US
+            if short and foreign <= len(members) / 8:  # else what is between is another loop's, or a recurrence
+                loops.append((line, len(members), inside))
+        if not loops:
+            continue
+        whole = [(inside[0].begin, inside[-1].end) for *_, inside in loops]  # with the Python between
+        spans = union(whole + of(trace.with_backward([op for *_, inside in loops for op in inside])))
+        lines = totals((line, inside[-1].end - inside[0].begin) for line, _, inside in loops)
+        count = sum(members for _, members, _ in loops)
+        evidence = f"{count / len(loops):.3g} in a loop, {scene.per_step(count):.4g} a step, none of which needs "
+        evidence += f"another one's result; with what is between {scene.time(spans)} forward and backward"
+        work = (SEVERAL, spans) if scene.account is None else (IDLE, scene.idle(spans))
+        where, saved = lines[0][0] + others(len(lines)), 1 - len(loops) / count
+        yield scene.finding(name, work, where, evidence, BOUND, saved)
+
+
+def _unrelated(trace: Trace, ops: list[Event]) -> Iterator[tuple[str, list[Event]]]:
+    """Ops of one line in one call of a user's function, of which no one goes back through another, and that line.
+
+    The innermost such line; what a graph doesn't hold, as no backward pass went through it, is none.
+    """
+    groups: dict[Any, dict[int, Event]] = defaultdict(dict)
+    passes: dict[Any, set[Event]] = defaultdict(set)
+    graphs = [{node: inner for node, *inner in graph} for graph in trace.about.get("settings", {}).get("graphs", [])]
+    for op in ops:
+        shape = str(op.dims[MATRICES[op.name][1]]) if op.name in MATRICES and op.dims else op.name
+        node = max(trace.nodes(op), default=-1)
+        number = next((number for number, graph in enumerate(graphs) if node in graph), -1)
+        for frame, line, called in user_calls(op) if number >= 0 else ():
+            passes[-frame.begin, line, number].add(called)
+            groups[-frame.begin, line, number, shape][node] = op
+    taken: set[Event] = set()
+    lines: dict[Any, list[Event]] = defaultdict(list)
+    for (begin, line, number, _), members in sorted(groups.items()):
+        least = LEAST_PASSES if line else 2 * LEAST_PASSES
+        for level in _levels(members, graphs[number]) if len(passes[begin, line, number]) >= least else ():
+            if len(level) >= least and taken.isdisjoint(level):
+                lines[begin, line] += level
+                taken.update(level)
+    for (_, line), related in lines.items():
+        yield line or source_line(trace, related[0]), sorted(related, key=lambda op: op.begin)
+
+
+def _levels(members: Mapping[int, Event], graph: Mapping[int, list[int]]) -> list[list[Event]]:
+    """Members that have the same number of others behind them: so none goes back through another one."""
+    behind: dict[int, int] = {}
+    levels = defaultdict(list)
+    for node in sorted(graph):  # what it goes on to was made before it
+        behind[node] = max((behind.get(inner, 0) for inner in graph[node]), default=0)
+        if node in members:
+            levels[behind[node]].append(members[node])
+            behind[node] += 1
+    return list(levels.values())
+
+
 def _saved_share(row: list[Event]) -> float:
     """The share of a row's memory traffic that one joint product would save: input (m, k), weights (n, k)."""
     *rows, k = row[0].shape
@@ -251,4 +342,4 @@ def _saved_share(row: list[Event]) -> float:
 
 
 RULES = (unused_results,)
-DETAILED_RULES = (constant_work, separate_projections, sparse_products, dense_gradients)
+DETAILED_RULES = (constant_work, separate_projections, sparse_products, dense_gradients, cast_logits, one_by_one)

@@ -18,7 +18,7 @@ from ...script.rates import TFLOPS
 from ..account import COMPUTE, OPERATORS, is_collective, length
 from ..scene import Scene, larger, totals
 from ..summary import BOUND, ESTIMATE, Finding, milliseconds
-from ..trace import KERNEL, Event, Note, Trace, aten
+from ..trace import KERNEL, PYTHON, Event, Note, Trace, aten
 
 ALIGNED_TO = {"c10::Half": 8, "c10::BFloat16": 8, "float": 4}  # elements in 16 bytes
 RATE = "rate of products"  # a kind of note
@@ -33,6 +33,8 @@ _BATCHED = {"aten::bmm", "aten::baddbmm"}
 _OF_TWO = aten("add sub rsub mul div cosine_similarity")
 _SUMS = aten("sum mean norm linalg_vector_norm")
 _SOFTMAX = {"aten::_softmax", "aten::_safe_softmax"}
+_FLEX = re.compile(r"flex_attention\.py\(\d+\): sdpa_dense(_backward)?$")
+_MASKED = aten("_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention")
 
 # What kernels do, by their names; the first that matches counts.
 _PRODUCT = re.compile(
@@ -263,6 +265,27 @@ def _elementwise_kind(kernel: str) -> str:
     return "copies" if "copy" in kernel else "concatenations" if "CatArray" in kernel else "others"
 
 
+def dense_flex_attention(scene: Scene) -> Iterator[Finding]:
+    """flex_attention that isn't compiled computes all scores, also those that its mask leaves out."""
+    calls = [e for e in scene.trace.host if e.kind == PYTHON and _FLEX.search(e.name)]
+    calls = [e for e in calls if scene.trace.step_of(e) is not None]
+    if calls:
+        work = scene.work([e for call in calls for e in call.inner()])
+        evidence = f"{scene.each(len(calls), 'call')} of flex_attention's dense implementation, {scene.time(work[1])}"
+        yield scene.finding("uncompiled flex_attention", work, scene.where(calls), evidence, BOUND)
+
+
+def masked_attention(scene: Scene) -> Iterator[Finding]:
+    """Attention with a mask as a tensor, in 16 bits on a GPU: the flash kernel takes none."""
+    ops = [op for op in scene.trace.ops if op.name in _MASKED and op.backward is None and len(op.dims) > 3]
+    ops = [op for op in ops if op.dims[3] and op.types[0] in ("c10::BFloat16", "c10::Half")]
+    if scene.account and ops:
+        work = (COMPUTE, scene.kernels(scene.trace.with_backward(ops)))
+        evidence = f"{scene.each(len(ops), 'call')} with a mask of {' × '.join(map(str, ops[0].dims[3]))}, "
+        evidence += f"{scene.time(work[1])} forward and backward"
+        yield scene.finding("attention with a mask", work, scene.where(ops), evidence, ESTIMATE, factor=0.5)
+
+
 def handmade_attention(scene: Scene, factor: float = 1.0, whole: bool = False) -> Iterator[Finding]:
     """softmax(QKᵀ)V in separate ops writes the T × T weights to memory several times, forward and backward.
 
@@ -314,4 +337,6 @@ def between(trace: Trace, first: Event, last: Event) -> list[Event]:
     return [op for op in ops if not any(outer in chosen for outer in op.outer())]
 
 
-DETAILED_RULES = (unaligned_sizes, fp32_products, unfused_chains, pairs_by_broadcasting)
+DETAILED_RULES = (
+    unaligned_sizes, fp32_products, unfused_chains, pairs_by_broadcasting, dense_flex_attention, masked_attention,
+)  # fmt: skip

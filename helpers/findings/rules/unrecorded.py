@@ -10,7 +10,7 @@ from ...script import iterations, settings, stacks
 from ...script.iterations import EPOCHS, KINDS
 from ...script.stacks import place, quoted
 from ..loop import Loop, by_line, growth
-from ..summary import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
+from ..summary import BOUND, ESTIMATE, MEASURED, SPECIFIC, Finding, milliseconds
 from . import wall
 
 # Seen by the host's clock, on which a wait for the device counts, too
@@ -31,7 +31,7 @@ LEAST_SLOWER = 0.03  # growth of an iteration's time over all that was watched
 MOST_GROWN, THROTTLED = 3, 0.95  # kinds of things that are named; a GPU's clock beside the one at first
 # Findings whose cause is another one's, where that brings half as much
 EXPLAINED = {
-    "small operators": {"Python loop", "small batches"},
+    "small operators": {"Python loop", "small batches", *SPECIFIC},
     "waiting for the loader": {"new loader each batch", "workers on the step's cores"},
     "recomputed activations": {"weights formed anew"},
     "unfused optimizer": {"dense embedding gradients"},
