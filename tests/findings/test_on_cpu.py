@@ -48,7 +48,7 @@ def test_fp32_products_gain_what_bf16_is_faster_by_forward_and_backward(fast_bf1
     trace = read_trace(record(training(linear, torch.randn(512, 128, requires_grad=True))))
     [finding] = [f for f in diagnose(trace, least=0.0).findings if f.finding == "fp32 products"]
     products = sum(op.us for op in trace.ops if op.name == "aten::mm")
-    assert finding.evidence.startswith("3 products a step")
+    assert finding.option and finding.evidence.startswith("3 products a step")
     assert finding.gain_ms == pytest.approx(0.75 * products / 3 / 1e3, rel=1e-3)
 
 

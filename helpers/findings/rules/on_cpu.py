@@ -6,6 +6,7 @@ little to write and read again; larger ones cost a pass through memory for each 
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from statistics import median
 
@@ -44,7 +45,10 @@ def handmade_attention(scene: Scene) -> Iterator[Finding]:
 
 
 def fp32_products(scene: Scene) -> Iterator[Finding]:
-    """Products in fp32 on a CPU that multiplies bf16 numbers faster, as was measured where the profile was recorded."""
+    """Products in fp32 on a CPU that multiplies bf16 numbers faster, as was measured where the profile was recorded.
+
+    Each training in fp32 has them, so they are an option and no fault.
+    """
     rates = scene.trace.about.get("bf16_speedup")
     if scene.account is not None or not rates:
         return
@@ -58,7 +62,8 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
         f"{scene.each(len(ops), 'product')}, {scene.time(spans)}, {scene.share(spans):.0%} of the time; layers of "
         f"their sizes are {speedup:.2g}× as fast under autocast on this CPU"
     )
-    yield scene.finding("fp32 products", (OPERATORS, spans), scene.where(ops), evidence, ESTIMATE, 1 - 1 / speedup)
+    work, where, saved = (OPERATORS, spans), scene.where(ops), 1 - 1 / speedup
+    yield replace(scene.finding("fp32 products", work, where, evidence, ESTIMATE, saved), option=True)
 
 
 def slow_half(scene: Scene) -> Iterator[Finding]:

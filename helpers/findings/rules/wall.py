@@ -10,7 +10,7 @@ from linecache import getlines
 import pandas as pd
 
 from ...script import stacks
-from ...script.iterations import EPOCHS, NO_CORE, SLOW
+from ...script.iterations import EPOCHS, NO_CORE, PHASE, SLOW
 from ...script.observation import Observation
 from ...script.stacks import quoted, source
 from ..loop import Loop, by_line
@@ -31,7 +31,7 @@ def slow_iterations(loop: Loop) -> Iterator[Finding]:
     for kind in loop.kinds[1:]:
         own = 1 - sum(kind.spent.get(name, 0.0) for name in OWN_RULES) / max(kind.share, 1e-9)
         share = kind.share * own - kind.collected
-        if kind.name == NO_CORE or kind.where is None or share <= 0:
+        if kind.name in (NO_CORE, PHASE) or kind.where is None or share <= 0:
             continue
         file, line, function = kind.where
         evidence = f"{loop.often(kind)}; most of that passes through {function}"
