@@ -223,7 +223,7 @@ def _located(
     for finding in findings:
         if other := by_name.get(finding.finding):
             advice = other.advice if finding.detailed else finding.advice
-            finding = replace(finding, where=other.where, advice=advice)
+            finding = replace(finding, where=other.where, advice=advice, spread=other.spread)
         placed.append(finding)
     names = {finding.finding for finding in findings}
     for other in (f for f in located if f.finding not in names and f.detailed):

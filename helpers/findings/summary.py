@@ -37,6 +37,7 @@ class Finding:
     detailed: bool = field(default=False, compare=False)  # whether only shapes or stacks show it
     urgent: bool = field(default=False, compare=False)  # it ends the training
     option: bool = field(default=False, compare=False)  # no fault, but what could be faster still
+    spread: bool = field(default=False, compare=False)  # over many lines, so that no single change takes it away
     kinds: Mapping[str, float] = field(default_factory=dict, repr=False, compare=False)  # shares in other iterations
 
     @property

@@ -73,6 +73,7 @@ class Observation:
     variables: list[str] = field(default_factory=list)  # of the environment, that cost time
     workers: list[tuple[str, int, float]] = field(default_factory=list)  # lines of a loader's workers, and seconds
     worker_threads: int = 0  # torch's in each of them
+    worker_threads_at: tuple[str, int] | None = None  # the line that sets their number
     others: float | None = None  # cores that other processes used
     wall: dict[str, Any] = field(default_factory=dict)  # what `wall_time` returns
     loops: list[dict[str, Any]] = field(default_factory=list)  # the user's, as `Calls.loops` returns them

@@ -198,7 +198,8 @@ class Windows:
     def observation(self, workers: Workers, others: float | None = None) -> Observation:
         """What was seen of the loop, and of its loaders' workers and of other processes beside it."""
         seen = self.monitor.observation(workers.processes)
-        return replace(seen, workers=workers.lines, worker_threads=workers.threads, others=others)
+        threads = {"worker_threads": workers.threads, "worker_threads_at": workers.set_at}
+        return replace(seen, workers=workers.lines, others=others, **threads)
 
     @property
     def are_of_this_process(self) -> bool:

@@ -168,6 +168,25 @@ def test_a_worker_that_is_waited_for_is_named_by_its_line(watched):
     assert "time.sleep(0.03)" in first.where and "workers' time" in first.evidence
 
 
+def test_threads_that_each_worker_sets_are_named_by_the_line_that_does(watched):
+    first = watched(
+        """
+        class Slow(torch.utils.data.Dataset):
+            def __len__(self): return 10**6
+            def __getitem__(self, i):
+                time.sleep(0.03)
+                return torch.randn(64)
+        def begin(number):
+            torch.set_num_threads(64)
+        loader = torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=1, worker_init_fn=begin)
+        for batch in loader:
+            train()
+        """
+    ).findings[0]
+    assert first.finding == "workers on the step's cores" and "64 threads" in first.evidence
+    assert first.where.endswith("torch.set_num_threads(64)")
+
+
 def test_the_limit_ends_a_script_that_would_be_watched_for_longer(watched, monkeypatch):
     monkeypatch.setattr(windows, "OBSERVED", 10**9)
     began = time.perf_counter()
@@ -320,11 +339,11 @@ def test_a_collection_is_charged_to_the_line_that_began_it():
 
 def test_a_line_that_keeps_the_interpreters_lock_gets_its_own_time():
     def work():
-        until, many = time.perf_counter() + 0.5, list(range(300_000))
+        until, rows, row = time.perf_counter() + 0.5, [[0.5] * 200] * 200, [0.5] * 200
         while time.perf_counter() < until:
-            sorted(many, key=str)
-            len(many)
-            len(many)
+            torch.tensor(rows)
+            torch.tensor(row)
+            torch.tensor(row)
 
     monitor = Monitor()
     monitor.start()

@@ -4,7 +4,7 @@ A CPU runs one op after another, so an op's time is what the step takes for it. 
 little to write and read again; larger ones cost a pass through memory for each op.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
@@ -16,7 +16,7 @@ from ...script.rates import ATTENTION, CONVOLUTION, FP64
 from ...script.settings import ONE_THREAD
 from ..account import OPERATORS, PYTHON_CODE, covered, intersect, of, subtract, union
 from ..scene import SEVERAL, Scene
-from ..source_places import user_frame
+from ..source_places import BACK, by_source_line, user_frame
 from ..summary import BOUND, ESTIMATE, Finding
 from ..trace import OP, Event, aten
 from . import products
@@ -26,6 +26,7 @@ CACHE = 2**20  # bytes: a core's second-level cache holds about as much
 ITEMSIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 LEAST_CHAIN = 3  # ops in a row
 SMALL_US, SHARED_US = 50, 100  # of an op: below, its call takes the time; above, several threads share it
+NEARLY_ALL = 0.75  # of small operators' time, from one line, whose loop one operator could replace
 _CONVOLUTIONS = aten("convolution convolution_backward")
 _ELEMENTWISE = aten(
     "add sub rsub mul div neg reciprocal exp log log2 sqrt rsqrt pow abs erf sin cos tanh sigmoid relu gelu silu "
@@ -150,7 +151,13 @@ def small_operators(scene: Scene, explained: list[Finding]) -> Iterator[Finding]
     spans = subtract(union(of(small) + gaps), known)
     evidence = f"{scene.each(len(small), 'operator')} of under {SMALL_US} µs, a median of "
     evidence += f"{median(op.us for op in small):.0f} µs; with the Python between them {scene.time(spans)}"
-    yield scene.finding("small operators", (SEVERAL, spans), scene.where(small), evidence, BOUND)
+    lines: Counter[str] = Counter()
+    for line, group in by_source_line(trace, small).items():
+        lines[line.removesuffix(BACK)] += round(sum(op.us for op in group))
+    spread = max(lines.values()) < NEARLY_ALL * lines.total()
+    yield replace(
+        scene.finding("small operators", (SEVERAL, spans), scene.where(small), evidence, BOUND), spread=spread
+    )
 
 
 def _medians(ops: list[Event]) -> dict[str, float]:

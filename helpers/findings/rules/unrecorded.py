@@ -22,6 +22,7 @@ DEAR, MULTIPLIES = 0.2, 0.2  # shares: of a line in the time, and of products in
 ALONE = 0.8  # of what a kind of iterations takes beyond ordinary ones, in one activity
 SPREAD = 0.1  # of a function's time in a line that is named as one of several
 PAGE, FAULT_S = 4096, 1e-6  # bytes of a page, and what the kernel takes to clear and map one
+SPREAD_COUNTS = 0.5
 ENDS_S, URGENT = 3600.0, 0.6  # memory that is full so soon ends the training, which weighs as so much of the time
 COSTLY, OF_MODELS = "costly line", ("<module>", "forward")  # whose lines are many things' and count one by one
 LEAST_SLOWER = 0.03  # growth of an iteration's time over all that was watched
@@ -288,6 +289,8 @@ def _of_model(loop: Loop, lines: pd.DataFrame) -> bool:
 def ranked(findings: list[Finding], ordinary: float = 1.0) -> list[Finding]:
     """In order of gain; what ends the training counts for so much at least. Without what another one explains.
 
+    What is spread over many lines counts for less: a single change that brings more than half as much is done first.
+
     Where `ordinary` steps hold less than half of the wall time, what is of the other iterations comes first.
     """
     gains = {finding.finding: finding.gain_share for finding in findings}
@@ -296,6 +299,7 @@ def ranked(findings: list[Finding], ordinary: float = 1.0) -> list[Finding]:
 
     def order(finding: Finding) -> tuple[bool, float]:
         of_ordinary = 2 * sum(finding.kinds.values()) < finding.gain_share
-        return ordinary < 0.5 and of_ordinary, -max(finding.gain_share, URGENT * finding.urgent)
+        gain = finding.gain_share * (SPREAD_COUNTS if finding.spread else 1.0)
+        return ordinary < 0.5 and of_ordinary, -max(gain, URGENT * finding.urgent)
 
     return sorted(left, key=order)
