@@ -18,9 +18,20 @@ from helpers.findings.rules.unrecorded import loop_findings, ranked
 from helpers.findings.rules.wall import busy_cores, slow_iterations
 from helpers.findings.scene import Scene
 from helpers.findings.trace_file import read_trace
-from helpers.script.iterations import BEGAN, EPOCHS, NO_CORE, ORDINARY, PHASE, RECORDED, SLOW, Iterations, wall_time
+from helpers.script.iterations import (
+    BEGAN,
+    EPOCHS,
+    NO_CORE,
+    ORDINARY,
+    PHASE,
+    RECORDED,
+    SLOW,
+    Iterations,
+    innermost,
+    wall_time,
+)
 from helpers.script.observation import LineTime, Observation
-from helpers.script.stacks import BACKWARD, COMPUTING, DATASET, LOADING, RECOMPUTING
+from helpers.script.stacks import BACKWARD, COMPUTING, DATASET, EVALUATING, LOADING, RECOMPUTING
 
 
 def train():
@@ -221,3 +232,32 @@ def test_what_steps_train_on_is_another_phase_and_no_finding(tmp_path):
     told = _with_wall(diagnosis(), loop, [])
     assert told.verdict.startswith("71% of the wall time is another phase (train.py:2)")
     assert "wasn't seen" not in told.verdict and f"  {PHASE}" in str(told)
+
+
+def test_an_evaluation_between_epochs_is_named_by_its_call_and_not_by_what_it_repeats(tmp_path):
+    (file := tmp_path / "train.py").write_text(RARELY)
+    exec(compile(RARELY, str(file), "exec"), made := {})
+    main, report, figures = (made[name].__code__ for name in ("main", "report", "figures"))
+    stacks = {
+        EPOCHS: {(EVALUATING, ((figures, 12), (report, 9), (main, 6))): 2.0},
+        ORDINARY: {(COMPUTING, ((main, 4),)): 0.8},
+    }
+    held = iterations(*[0.01] * 39, 1.0, *[0.01] * 39, 1.0, marks={39: BEGAN, 79: BEGAN})
+    lines = LineTime(str(file), 12, "figures", EVALUATING, 2.0, 0), line(COMPUTING, 0.8)
+    (found,) = (f for f in loop_findings(Loop(observed(*lines, wall=wall(held, stacks))), 0.05))
+    assert found.finding == "evaluation" and found.where == "train.py:9  figures()"
+
+
+def test_what_a_dataset_does_in_many_lines_is_named_by_the_one_that_most_passes_through(tmp_path):
+    (file := tmp_path / "data.py").write_text("one\ntwo\nsample = one(two(text))\n")
+    code = compile(file.read_text(), str(file), "exec")
+    spread = {(DATASET, ((code, number), (code, 3), (train.__code__, 1))): 1.0 for number in (1, 2)}
+    assert innermost(spread, DATASET, {train.__code__}) == (str(file), 3)
+    assert innermost(spread | {(DATASET, ((code, 1), (code, 3))): 3.0}, DATASET, ()) == (str(file), 1)
+
+    def named(first_s):
+        lines = (LineTime(str(file), n, "sample", DATASET, s, 0) for n, s in ((1, first_s), (2, 0.3), (3, 0.3)))
+        (found,) = loop_findings(Loop(observed(*lines, line(COMPUTING, 1.0), loads=(str(file), 3))), 0.05)
+        return found.where
+
+    assert named(0.2) == "data.py:3  sample = one(two(text))" and named(0.7) == "data.py:1  one"
