@@ -41,6 +41,10 @@ class Finding:
     kinds: Mapping[str, float] = field(default_factory=dict, repr=False, compare=False)  # shares in other iterations
 
     @property
+    def title(self) -> str:
+        return f"option: {self.finding}" if self.option else self.finding
+
+    @property
     def gain(self) -> str:
         share = f"{self.gain_share:.{0 if self.gain_share >= 0.01 else 1}%}"
         return f"up to {milliseconds(self.gain_ms)} a step ({share}; {self.sure})"
@@ -130,7 +134,7 @@ class Diagnosis:
     def remarks(self) -> list[str]:
         """The notes, and a line for each further finding."""
         rest = self.findings[MOST_FINDINGS:]
-        further = [f"further: {f.finding} at {f.where}, {f.gain}: {f.advice}" for f in rest]
+        further = [f"further: {f.title} at {f.where}, {f.gain}: {f.advice}" for f in rest]
         return [*(note.text for note in self.notes), *further]
 
     def data(self) -> dict[str, Any]:
@@ -185,8 +189,7 @@ def _blocks(diagnosis: Diagnosis) -> Iterator[list[str]]:
         yield dearest
     yield [line for warning in diagnosis.warnings for line in wrapped(warning.text, " ! ")]
     for number, finding in enumerate(diagnosis.findings[:MOST_FINDINGS], 1):
-        kind = "option: " if finding.option else ""
-        title = wrapped(f"{kind}{finding.finding}: {finding.gain}", f"{number}. ")
+        title = wrapped(f"{finding.title}: {finding.gain}", f"{number}. ")
         where, evidence = wrapped(finding.where, "   where     "), wrapped(finding.evidence, "   evidence  ")
         yield title + where + evidence + wrapped(finding.advice, " → advice    ")
     if not diagnosis.findings:

@@ -292,7 +292,7 @@ class Monitor:
             cores=self.cores.data(workers),
             device_bytes=torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_initialized() else 0,
             padding=[sum(counts) for counts in zip(*self.padding, strict=True)],
-            padded_at=padded_at(self.makers, dict.fromkeys(line.file for line in lines)),
+            padded_at=padded_at(self.makers, [line.file for line in lines]) if self.padding else None,
             collected=[(*line, seconds) for line, seconds in self.collected.most_common(1)],
             loads=innermost(self.seconds, DATASET, self._training),
             available=system_bytes(AVAILABLE),

@@ -59,7 +59,7 @@ def _codes(maker: Any) -> list[CodeType]:
 def padded_at(makers: Iterable[CodeType], files: Iterable[str]) -> Line | None:
     """The line that pads a batch: of those that make it, else of the user's files; else the function that makes it."""
     lines = [(code.co_filename, line) for code in makers if (line := padding_line(code))]
-    lines += [(file, line) for file in files if (line := padding_in(file))]
+    lines += [(file, line) for file in dict.fromkeys(files) if not is_library(file) and (line := padding_in(file))]
     return next(iter([*lines, *((code.co_filename, code.co_firstlineno) for code in makers)]), None)
 
 
