@@ -377,6 +377,8 @@ def test_a_line_that_computes_long_is_named_unless_it_multiplies_matrices_or_a_f
     assert costly({}, [replace(explains, gain_share=0.5)]) == [] != costly({}, [explains])
     small = replace(explains, finding="small operators", where="other.py:5", gain_share=0.8)
     assert costly({"train.py:1": 0.1}, [small]) == [] != costly({}, [small])  # no operator is called there
+    collects = Loop(seen(*lines, collected=[[lines[0].file, 1, 4.0]]))
+    assert not [*costly_line(collects, {}, [replace(explains, finding="garbage collection", where="", gain_share=0.5)])]
     back = line(COMPUTING, 4.0, 1), line("backward", 6.0)
     assert [*costly_line(Loop(seen(*back)), {}, [])]
     assert not [*costly_line(Loop(seen(*back), {("train.py", back[0].function): 0.9}), {}, [])]

@@ -240,8 +240,8 @@ def costly_line(loop: Loop, products: Mapping[str, float], findings: list[Findin
     """The line that computes longest of those that hardly multiply matrices, by the products in each.
 
     What is no model's `forward` counts with all of its lines, unless it is mostly gone back through: that is part
-    of a model. None where a finding explains half of the time: one that names the line, or small operators, of
-    which `products` knows the lines.
+    of a model. None where a finding explains half of the time: one that names the line, small operators, of which
+    `products` knows the lines, or garbage collections, if most of them begin there.
     """
     lines = loop.table[loop.table["activity"] == stacks.COMPUTING] if loop.enough else loop.table[:0]
     share_of = [products.get(place(row.file, row.line), 0.0) for row in lines.itertuples()]
@@ -258,10 +258,13 @@ def costly_line(loop: Loop, products: Mapping[str, float], findings: list[Findin
     for group in sorted(groups, key=lambda group: -group["share"].sum())[:1]:
         dearest, share = by_line(group).index[0], group["share"].sum()
         called = any(place(row.file, row.line) in products for row in group.itertuples())
+        collects = any(dearest == (file, line) for file, line, _ in loop.observation.collected)
         explained = (
             f.gain_share
             for f in findings
-            if f"{place(*dearest)} " in f"{f.where} " or (called and f.finding == "small operators")
+            if f"{place(*dearest)} " in f"{f.where} "
+            or (called and f.finding == "small operators")
+            or (collects and f.finding == "garbage collection")
         )
         if share >= DEAR and max(explained, default=0.0) < share / 2:
             evidence = f"{share:.0%} of the time in {group['function'].iloc[0]}, hardly any of it in matrix products"
