@@ -59,7 +59,8 @@ def watched_workers(workers: Workers) -> Iterator[None]:
 
     def looked_at(loop: Callable[..., None], *arguments: Any, **named: Any) -> None:
         sys.setswitchinterval(SWITCH_S)
-        file, threads = folder / f"{os.getpid()}.json", {"threads": 1, "set_at": None}  # as the loader sets it
+        file = folder / f"{os.getpid()}.json"
+        threads: dict[str, Any] = {"threads": 1, "set_at": None}  # as the loader sets it
 
         def counted(set_threads: Callable[[int], None], number: int) -> None:
             set_threads(number)  # of which torch tells another thread only what held when that one first asked
