@@ -4,7 +4,7 @@ A CPU runs one op after another, so an op's time is what the step takes for it. 
 little to write and read again; larger ones cost a pass through memory for each op.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
@@ -151,10 +151,10 @@ def small_operators(scene: Scene, explained: list[Finding]) -> Iterator[Finding]
     spans = subtract(union(of(small) + gaps), known)
     evidence = f"{scene.each(len(small), 'operator')} of under {SMALL_US} µs, a median of "
     evidence += f"{median(op.us for op in small):.0f} µs; with the Python between them {scene.time(spans)}"
-    lines: Counter[str] = Counter()
+    lines: dict[str, float] = defaultdict(float)
     for line, group in by_source_line(trace, small).items():
-        lines[line.removesuffix(BACK)] += round(sum(op.us for op in group))
-    spread = max(lines.values()) < NEARLY_ALL * lines.total()
+        lines[line.removesuffix(BACK)] += sum(medians[op.name] for op in group)
+    spread = max(lines.values()) < NEARLY_ALL * sum(lines.values())
     yield replace(
         scene.finding("small operators", (SEVERAL, spans), scene.where(small), evidence, BOUND), spread=spread
     )
