@@ -384,6 +384,15 @@ def test_a_line_that_computes_long_is_named_unless_it_multiplies_matrices_or_a_f
     assert not [*costly_line(Loop(seen(*back), {("train.py", back[0].function): 0.9}), {}, [])]
 
 
+def test_a_loop_counts_with_its_backward_pass():
+    lines = line(COMPUTING, 0.6, 1), line(COMPUTING, 5.4, 2), line("backward", 4.0)
+    found = {"file": "/home/me/train.py", "line": 1, "function": "scan", "passes": 1000, "module": "", "seconds": 0.6}
+    loops = [found | {"functions": [["/home/me/train.py", "scan"]]}]
+    assert not loop_findings(Loop(seen(*lines, loops=loops)), 0.01)
+    (counted,) = loop_findings(Loop(seen(*lines, loops=loops), {("train.py", "scan"): 0.5}), 0.01)
+    assert counted.finding == "Python loop" and counted.gain_share == pytest.approx(0.26)
+
+
 @pytest.mark.long
 def test_a_line_of_no_known_kind_comes_first_and_a_models_own_doesnt(watched):
     body = """

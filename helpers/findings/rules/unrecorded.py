@@ -16,7 +16,7 @@ OF_HOST = {"Python loop", "garbage collection"}
 MICRO_BATCHES = 8  # of a step, from which on fewer and larger ones are advised
 LEAST_FORMED = 0.05
 LOOP_CALLS = 200  # of a user's function in an iteration, from which on its lines are a loop's
-LOOP_SHARE, SMALL_MS = 0.1, 5.0  # of the time in a loop at least; of a pass at most
+LOOP_SHARE, SMALL_MS = 0.1, 5.0  # of the time in a loop and its backward pass, half of it in the loop; of a pass
 LEAST_BACKWARD = 0.01
 DEAR, MULTIPLIES = 0.2, 0.2  # shares: of a line in the time, and of products in a line that is a model's
 ALONE = 0.8  # of what a kind of iterations takes beyond ordinary ones, in one activity
@@ -77,7 +77,7 @@ def python_loops(loop: Loop) -> Iterator[Finding]:
     for found in loop.observation.loops:
         share = found["seconds"] / loop.total
         inside |= {(file, name) for file, name in found["functions"]}
-        if share < LOOP_SHARE or not (found["module"] or share * loop.step_ms / found["passes"] < SMALL_MS):
+        if 2 * share < LOOP_SHARE or not (found["module"] or share * loop.step_ms / found["passes"] < SMALL_MS):
             continue
         at = place(found["file"], found["line"])
         evidence = f"{at} runs {found['passes']:,} times an iteration, {share:.0%} of the time in {found['function']}"
@@ -86,7 +86,8 @@ def python_loops(loop: Loop) -> Iterator[Finding]:
                 f"{found['module']} is called {found['passes']:,} times an iteration from {at}, {share:.0%} of the time"
             )
         functions = [(file, name) for file, name in found["functions"]]
-        yield _loop_of(loop, share, functions, quoted(found["file"], found["line"]), evidence)
+        whole = _loop_of(loop, share, functions, quoted(found["file"], found["line"]), evidence)
+        yield from [whole] if whole.gain_share >= LOOP_SHARE else []
     looping = loop.table[(loop.table["activity"] == stacks.COMPUTING) & (loop.table["calls"] >= LOOP_CALLS)]
     for (file, name), lines in looping.groupby(["file", "function"]):
         share = lines["share"].sum()
