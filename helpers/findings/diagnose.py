@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 
-from ..script.iterations import EPOCHS, KINDS, SLOW
+from ..script.iterations import EPOCHS, KINDS, PHASE, SLOW
 from ..script.observation import COSTS, PLACES, SLOWEST, Observation, read_observation
+from ..script.stacks import place
 from . import account, caveats
 from .account import union
 from .loop import Loop
@@ -97,6 +98,7 @@ def read_and_diagnose(
         findings = unrecorded.ranked([*findings, *late], loop.ordinary)
         diagnosis = _with_wall(diagnosis, loop, findings)
     findings = _with_remedies(findings)
+    findings.sort(key=lambda finding: finding.option)
     return replace(
         diagnosis,
         verdict=diagnosis.verdict + change_first(findings),
@@ -149,7 +151,7 @@ def _with_observed(
 
 def _of_slowest(file: Path, loop: Loop, least: float) -> list[Finding]:
     """What a recorded slow iteration shows, as a share of what such iterations take."""
-    kind = next((kind for kind in loop.kinds[1:] if kind.name in (SLOW, EPOCHS, *KINDS.values())), None)
+    kind = next((kind for kind in loop.kinds[1:] if kind.name in (SLOW, EPOCHS, PHASE, *KINDS.values())), None)
     if kind is None:
         return []
     _, findings = _diagnosed(read_trace(file), least)
@@ -157,7 +159,7 @@ def _of_slowest(file: Path, loop: Loop, least: float) -> list[Finding]:
     return [
         replace(f, gain_share=share, gain_ms=share * loop.step_ms, spans=[], kinds={kind.name: share},
                 evidence=f"in {kind.name}: {f.evidence}")
-        for f, share in shares if share >= least
+        for f, share in shares if share >= least and not f.option
     ]  # fmt: skip
 
 
@@ -174,9 +176,12 @@ def _with_wall(diagnosis: Diagnosis, loop: Loop, findings: list[Finding]) -> Dia
             if (taken := min(share, left[name])) >= LEAST / 2:
                 left[name] -= taken
                 rows[name].append((finding.finding, taken))
+    left |= {PHASE: 0.0}  # it explains itself
     account = [replace(kind, findings=tuple(rows[kind.name]), unexplained=left[kind.name]) for kind in loop.kinds]
     unseen = [wall.unseen(loop, kind, left[kind.name]) for kind in loop.kinds[1:] if left[kind.name] >= UNSEEN]
-    elsewhere = [f"{kind.share:.0%} of the wall time is {kind.name}" for kind in loop.kinds[1:] if kind.share >= UNSEEN]
+    largest = [kind for kind in loop.kinds[1:] if kind.share >= UNSEEN]
+    names = {PHASE: next((f"{PHASE} ({place(*kind.where[:2])})" for kind in largest if kind.where), PHASE)}
+    elsewhere = [f"{kind.share:.0%} of the wall time is {names.get(kind.name, kind.name)}" for kind in largest]
     verdict = diagnosis.verdict
     if elsewhere:
         verdict = f"{'; '.join(elsewhere)}. Of an ordinary step: {verdict}"
@@ -234,7 +239,7 @@ def _located(
     for finding in findings:
         if other := by_name.get(finding.finding):
             advice = other.advice if finding.detailed else finding.advice
-            finding = replace(finding, where=other.where, advice=advice)
+            finding = replace(finding, where=other.where, advice=advice, spread=other.spread)
         placed.append(finding)
     names = {finding.finding for finding in findings}
     for other in (f for f in located if f.finding not in names and f.detailed):

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import log10
 
-from ..script.iterations import EPOCHS, KINDS, NO_CORE, ORDINARY, SLOW
-from ..script.stacks import DRAWING, EVALUATING, SAVING
+from ..script.iterations import EPOCHS, KINDS, NO_CORE, ORDINARY, PHASE, SLOW
+from ..script.stacks import DRAWING, EVALUATING, SAVING, place
 from .step_picture import COLOURS, picture
 from .summary import LEAST, Diagnosis, Finding, Kind, Point, Wall, idle_reasons, milliseconds, recorded
 from .trace import Trace
@@ -22,6 +22,7 @@ KIND_COLOURS = {
     ORDINARY: "#0072B2",
     SLOW: "#D55E00",
     EPOCHS: "#009E73",
+    PHASE: "#56B4E9",
     KINDS[EVALUATING]: "#CC79A7",
     KINDS[SAVING]: "#E69F00",
     KINDS[DRAWING]: "#F0E442",
@@ -122,6 +123,7 @@ def _wall(wall: Wall) -> Iterator[str]:
 
 def _kind(kind: Kind) -> list[str]:
     parts = [f"{escape(name)} {share:.0%}" for name, share in kind.findings]
+    parts += [escape(place(*kind.where[:2]))] if kind.where and kind.name == PHASE else []
     parts += [f"no finding {kind.unexplained:.0%}"] if kind.unexplained >= LEAST else []
     took = milliseconds(kind.took_ms)
     return [_dot(kind.name), f"{kind.share:.0%}", f"{kind.count:,}", took, ", ".join(parts)]
@@ -175,8 +177,11 @@ def _part(name: str, share: float, colour: str) -> list[str]:
 
 
 def _findings(diagnosis: Diagnosis) -> Iterator[str]:
-    yield "<h2>Findings</h2>"
+    options = sum(finding.option for finding in diagnosis.findings)
+    yield "<h2>Findings</h2>" if options < len(diagnosis.findings) or not options else ""
     for number, finding in enumerate(diagnosis.findings, 1):
+        if number == len(diagnosis.findings) - options + 1:
+            yield "<h2>What could be faster still</h2>"
         yield _finding(number, finding, diagnosis.files)
     if not diagnosis.findings:
         yield f"<p>No finding could bring {LEAST:.0%} or more.</p>"

@@ -12,7 +12,7 @@ from .trace import ANNOTATION, OP, PYTHON, Event, Trace
 
 # A Python frame as the profiler names it, and paths that are not the user's code.
 _FRAME = re.compile(r"(?P<path>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
-_MODULE = "nn.Module: "
+_MODULE, BACK = "nn.Module: ", " (backward)"
 _LIBRARY = re.compile(
     r"(^|/)(torch|triton|_pytest|pluggy)/|lib/python3\.\d+/(?!site-packages|dist-packages)|^<|/c[a-z2-7]{51}\.py"
 )
@@ -101,9 +101,9 @@ def others(lines: int) -> str:
 
 
 def _source(trace: Trace, event: Event) -> tuple[str, str]:
-    """The source line, and " (backward)" if the event is the backward pass of that line."""
+    """The source line, and BACK if the event is the backward pass of that line."""
     forward = _forward(trace, event)
-    back = " (backward)" if forward is not event else ""
+    back = BACK if forward is not event else ""
     lines = list(_lines(forward))
     for kind in (_is_own, _is_users):
         if text := next((text for path, text in lines if kind(path)), None):

@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from ..script.iterations import PHASE
+from ..script.stacks import place
 from .account import Spans
 from .trace import Note
 
@@ -36,7 +38,13 @@ class Finding:
     spans: Spans = field(default_factory=list, repr=False, compare=False)  # when it happened
     detailed: bool = field(default=False, compare=False)  # whether only shapes or stacks show it
     urgent: bool = field(default=False, compare=False)  # it ends the training
+    option: bool = field(default=False, compare=False)  # no fault, but what could be faster still
+    spread: bool = field(default=False, compare=False)  # over many lines, so that no single change takes it away
     kinds: Mapping[str, float] = field(default_factory=dict, repr=False, compare=False)  # shares in other iterations
+
+    @property
+    def title(self) -> str:
+        return f"option: {self.finding}" if self.option else self.finding
 
     @property
     def gain(self) -> str:
@@ -128,7 +136,7 @@ class Diagnosis:
     def remarks(self) -> list[str]:
         """The notes, and a line for each further finding."""
         rest = self.findings[MOST_FINDINGS:]
-        further = [f"further: {f.finding} at {f.where}, {f.gain}: {f.advice}" for f in rest]
+        further = [f"further: {f.title} at {f.where}, {f.gain}: {f.advice}" for f in rest]
         return [*(note.text for note in self.notes), *further]
 
     def data(self) -> dict[str, Any]:
@@ -150,15 +158,16 @@ class Diagnosis:
 
 
 def change_first(findings: Sequence[Finding]) -> str:
-    """The verdict's last sentence, made from the first finding."""
+    """The verdict's end, made from the first finding, of which options come last."""
     if not findings:
         return ""
     first, where = findings[0], textwrap.shorten(findings[0].where, WIDTH - 40, placeholder=" …")
     promise = "which ends the training" if first.urgent else f"up to {first.gain_share:.0%} of the time"
-    return f" Change first: {first.finding}, {promise} ({where})."
+    do = "Nothing wrong was found. What could be faster still" if first.option else "Change first"
+    return f" {do}: {first.finding}, {promise} ({where})."
 
 
-COLUMNS = ["finding", "part", "gain_ms", "gain_share", "where", "evidence", "advice", "sure"]
+COLUMNS = ["finding", "part", "gain_ms", "gain_share", "where", "evidence", "advice", "sure", "option"]
 
 
 def _row(finding: Finding) -> dict[str, Any]:
@@ -182,7 +191,7 @@ def _blocks(diagnosis: Diagnosis) -> Iterator[list[str]]:
         yield dearest
     yield [line for warning in diagnosis.warnings for line in wrapped(warning.text, " ! ")]
     for number, finding in enumerate(diagnosis.findings[:MOST_FINDINGS], 1):
-        title = wrapped(f"{finding.finding}: {finding.gain}", f"{number}. ")
+        title = wrapped(f"{finding.title}: {finding.gain}", f"{number}. ")
         where, evidence = wrapped(finding.where, "   where     "), wrapped(finding.evidence, "   evidence  ")
         yield title + where + evidence + wrapped(finding.advice, " → advice    ")
     if not diagnosis.findings:
@@ -200,6 +209,7 @@ def _wall(wall: Wall, steps: str) -> Iterator[str]:
     begin = 0.0
     for kind in (first, *(kind for kind in wall.kinds[1:] if kind.share >= LEAST)):
         parts = [f"{name} {share:.0%}" for name, share in kind.findings]
+        parts += [place(*kind.where[:2])] if kind.where and kind.name == PHASE else []
         parts += [f"no finding {kind.unexplained:.0%}"] if kind.unexplained >= LEAST else []
         often = f"{kind.count:,} of {milliseconds(kind.took_ms)}: " if kind is not first or len(wall.kinds) > 1 else ""
         bar = f"{' ' * round(SHORT * begin)}{'█' * (round(SHORT * (begin + kind.share)) - round(SHORT * begin))}"

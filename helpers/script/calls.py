@@ -28,7 +28,7 @@ class Calls:
         self.total = 0  # calls, of builtin functions too
         self._made: Counter[CodeType] = Counter()  # by each function of the user's
         self._entered: Counter[CodeType] = Counter()
-        self._ran: Counter[Site] = Counter()
+        self.ran: Counter[Site] = Counter()
         self._modules: dict[Site, Counter[tuple[str, int]]] = defaultdict(Counter)  # that a line calls
         self._objects: dict[CodeType, set[int]] = defaultdict(set)  # whose method a function is
 
@@ -70,14 +70,14 @@ class Calls:
 
     def _trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
         if event == "line" and (site := _site(frame)):
-            self._ran[site] += 1
+            self.ran[site] += 1
         return None if is_library(frame.f_code.co_filename) else self._trace
 
     def passes(self, site: Site) -> tuple[int, str]:
         """How often a line runs each time that its function does, for each module that it calls; and that module."""
         modules = self._modules.get(site)
         name, most = ("", 0) if not modules else (modules.most_common(1)[0][0][0], len(modules))
-        return self._ran[site] // max(self._entered[site[0]], 1) // max(most, 1), name
+        return self.ran[site] // max(self._entered[site[0]], 1) // max(most, 1), name
 
     def loops(self, seconds: Mapping[tuple[str, Stack], float]) -> list[dict[str, Any]]:
         """The user's loops, the outermost around each line, and the seconds in them, the dearest first.
@@ -85,12 +85,12 @@ class Calls:
         `line` is where most of them go, `module` what it calls, `functions` those that run in the loop.
         """
         least = max(PASSES, self._entered[_engine_run_backward.__code__] + 1)  # more than there are micro-batches
-        layers = {(site[0], self._ran[site]) for site, modules in self._modules.items() if len(modules) >= PASSES}
+        layers = {(site[0], self.ran[site]) for site, modules in self._modules.items() if len(modules) >= PASSES}
         by_loop: dict[CodeType, Any] = defaultdict(lambda: (Counter(), set()))
         for (activity, stack), taken in seconds.items():
             for depth in reversed(range(len(stack))) if activity == COMPUTING else ():
                 site = stack[depth]
-                if self.passes(site)[0] >= least and (site[0], self._ran[site]) not in layers:
+                if self.passes(site)[0] >= least and (site[0], self.ran[site]) not in layers:
                     lines, functions = by_loop[site[0]]
                     lines[site] += taken
                     functions |= {code for code, _ in stack[: depth + 1]}

@@ -17,22 +17,26 @@ import os
 import statistics
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
 
 from ..lab.estimate import DECIDED, students
+from .calls import Site
+from .source_code import is_repeated, makes_for, repeats
 from .stacks import DRAWING, EVALUATING, SAVING, Line, Stack
 
 ORDINARY, SLOW, EPOCHS, NO_CORE = "ordinary steps", "slow steps", "between epochs", "without a core"
+PHASE = "another phase"  # of the algorithm, whose results the steps train on, such as a rollout
 KINDS = {EVALUATING: "with an evaluation", SAVING: "with a checkpoint", DRAWING: "with a figure"}  # by what they do
 EVALUATED, BEGAN, RECORDED = 1, 2, 4  # marks: an evaluation or an epoch began, or the profiler slowed it
 LONGER, APART = 1.6, 6  # times the median, and so many typical deviations above it: less is ordinary
 RARELY = 0.25  # of the iterations: more than this aren't slow, but differ
 POINTS, MOST_AT = 300, 50  # of each kind, that a page draws; that are told by number
-MOSTLY, OWN = 0.6, 0.3  # of what iterations of a kind do beyond ordinary ones: through a line; more than in those
+MOSTLY, USUAL = 0.6, 0.3  # of what iterations of a kind do beyond ordinary ones, and of these: through a line
 
 FIRST_LOOK, LATER = 16, 1.5  # iterations, and by how much more of them the next look comes
 BLOCKS, LEAST_BLOCKS = 24, 8  # equal parts of the time, and how many of them must hold iterations
@@ -137,12 +141,15 @@ class Iterations:
 
 
 def wall_time(
-    iterations: Iterations, kinds: list[str], stacks: Mapping[str, Mapping[tuple[str, Stack], float]]
+    iterations: Iterations,
+    kinds: list[str],
+    stacks: Mapping[str, Mapping[tuple[str, Stack], float]],
+    ran: Collection[Site] = (),
 ) -> dict[str, Any]:
     """The time since the first iteration, but for what was recorded: an ordinary step in each, and the rest by kind.
 
-    `stacks` are the seconds of each kind by what was done. Of a kind `spent` is what its iterations do beyond ordinary
-    ones, by activity and line, and `line` the innermost one that most of it passes through.
+    `stacks` are the seconds of each kind by what was done, and `ran` are lines that run in an ordinary iteration. Of a
+    kind `spent` is what its iterations do beyond ordinary ones, by activity and line, and `line` what `_cause` returns.
     """
     by_kind: dict[str, list[int]] = defaultdict(list)
     for index, kind in enumerate(kinds):
@@ -157,7 +164,11 @@ def wall_time(
         row = {"kind": kind, "count": len(took), "seconds": math.fsum(took) - step_s * len(took)}
         row |= {"took_s": statistics.median(took), "at": indices[-MOST_AT:]}
         row |= {"collected_s": math.fsum(iterations.collected[index] for index in indices)}
-        rows.append(row | _beyond(stacks.get(kind, {}), stacks.get(ORDINARY, {}), len(took) / max(len(usual), 1)))
+        beyond = _beyond(stacks.get(kind, {}), stacks.get(ORDINARY, {}), len(took) / max(len(usual), 1), ran)
+        if beyond.pop("for_steps") and kind in (SLOW, EPOCHS):
+            kinds = [PHASE if each == kind else each for each in kinds]
+            row["kind"] = PHASE
+        rows.append(row | beyond)
     waited = math.fsum(iterations.waited[index] for index, kind in enumerate(kinds) if kind)
     rows += [{"kind": NO_CORE, "count": count, "seconds": waited, "took_s": waited / max(count, 1)}]
     rows[1:] = sorted(rows[1:], key=lambda row: -row["seconds"])
@@ -167,7 +178,9 @@ def wall_time(
     return whole | {"points": iterations.points(kinds)}
 
 
-def _beyond(stacks: Mapping[Any, float], usual: Mapping[Any, float], often: float) -> dict[str, Any]:
+def _beyond(
+    stacks: Mapping[Any, float], usual: Mapping[Any, float], often: float, ran: Collection[Site]
+) -> dict[str, Any]:
     """What is done in iterations of a kind, `often` times as many as ordinary ones, beyond what these do."""
     spent: Any = Counter()
     passed: Any = Counter()
@@ -180,11 +193,44 @@ def _beyond(stacks: Mapping[Any, float], usual: Mapping[Any, float], often: floa
     always: Any = Counter()
     for (_, stack), seconds in usual.items():
         always.update(dict.fromkeys(stack, seconds / max(sum(usual.values()), 1e-9)))
-    through = [site for site in depth if passed[site] >= MOSTLY * more > 0 and always[site] < passed[site] / more - OWN]
-    deepest = max(through, key=depth.__getitem__, default=None)
+    usually = {site for site in always if always[site] > USUAL}
+    through = [site for site in depth if passed[site] >= MOSTLY * more > 0 and site not in usually]
+    cause, for_steps = _cause(sorted(through, key=depth.__getitem__), usually.union(ran))
     lines = [[what, code.co_filename, n, seconds] for (what, code, n), seconds in spent.most_common(LINES)]
-    line = [deepest[0].co_filename, deepest[1], deepest[0].co_name] if deepest else []
-    return {"spent": [row for row in lines if row[-1] > 0], "line": line}
+    line = [cause[0].co_filename, cause[1], cause[0].co_name] if cause else []
+    return {"spent": [row for row in lines if row[-1] > 0], "line": line, "for_steps": for_steps}
+
+
+def innermost(seconds: Mapping[tuple[str, Stack], float], activity: str, outside: Collection[CodeType]) -> Line | None:
+    """The line that most of an activity's seconds pass through, of functions that aren't `outside` of it."""
+    passed: Any = Counter()
+    depths: dict[Site, int] = {}
+    chosen = {stack: taken for (what, stack), taken in dict(seconds).items() if what == activity}
+    for stack, taken in chosen.items():
+        passed.update(dict.fromkeys(stack, taken))
+        depths |= {site: depth for depth, site in enumerate(reversed(stack)) if site[0] not in outside}
+    most = [site for site in depths if passed[site] >= MOSTLY * sum(chosen.values())]
+    deepest = max(most, key=depths.__getitem__, default=None)
+    return (deepest[0].co_filename, deepest[1]) if deepest else None
+
+
+def _cause(through: list[Site], ordinary: set[Site]) -> tuple[Site | None, bool]:
+    """The line that a person would edit so that something rare takes less, and whether steps train on what it makes.
+
+    That is the innermost one that runs once, and not in ordinary iterations: what is further in is what a loop repeats,
+    further out it is only passed on. Where all run in ordinary iterations, too, and take little there, the innermost.
+    """
+    lines: dict[CodeType, list[int]] = defaultdict(list)
+    for code, line in ordinary:
+        lines[code].append(line)
+    cause, for_steps = None, False
+    for code, line in (site for site in through if site not in ordinary):
+        repeated = is_repeated(code.co_filename, line, lines[code])
+        for_steps |= cause is None and makes_for(code.co_filename, line, lines[code])
+        cause = cause if cause and repeated else (code, line)
+        if repeated or repeats(code.co_filename, line):
+            break
+    return cause or next(reversed(through), None), for_steps
 
 
 class Pace:

@@ -18,12 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from torch.utils.data._utils import fetch, worker
 
 from . import hooks
 from .monitor import SWITCH_S, looks
-from .stacks import is_library, is_part, line_of
+from .stacks import Line, is_library, is_part, line_of, user_line
 
 WRITE_S = 0.1
 DEAREST = 20  # lines
@@ -31,18 +30,23 @@ DEAREST = 20  # lines
 
 @dataclass
 class Workers:
-    """What the workers of a loader did: their dearest lines with seconds, their processes, torch's threads in one."""
+    """What the workers of a loader did: their dearest lines with seconds, their processes, torch's threads in one.
+
+    `set_at` is the file and line that sets their number.
+    """
 
     lines: list[tuple[str, int, float]] = field(default_factory=list)
     processes: set[int] = field(default_factory=set)
     threads: int = 0
+    set_at: Line | None = None
 
     def read(self, folder: Path) -> None:
         total: Any = Counter()
         for file in folder.glob("*.json"):
             held = json.loads(file.read_text())
             self.processes.add(int(file.stem))
-            self.threads = max(self.threads, held["threads"])
+            if held["threads"] > self.threads:
+                self.threads, self.set_at = held["threads"], held["set_at"]
             for name, line, seconds in held["lines"]:
                 total[name, line] += seconds
         self.lines = [(*line, seconds) for line, seconds in total.most_common(DEAREST)]
@@ -56,7 +60,14 @@ def watched_workers(workers: Workers) -> Iterator[None]:
     def looked_at(loop: Callable[..., None], *arguments: Any, **named: Any) -> None:
         sys.setswitchinterval(SWITCH_S)
         file = folder / f"{os.getpid()}.json"
-        threading.Thread(target=_look, args=(threading.get_ident(), file), daemon=True).start()
+        threads: dict[str, Any] = {"threads": 1, "set_at": None}  # as the loader sets it
+
+        def counted(set_threads: Callable[[int], None], number: int) -> None:
+            set_threads(number)  # of which torch tells another thread only what held when that one first asked
+            threads.update(threads=number, set_at=user_line(sys._getframe(2)))
+
+        hooks.wrap({hooks.THREADS: counted})
+        threading.Thread(target=_look, args=(threading.get_ident(), file, threads), daemon=True).start()
         loop(*arguments, **named)
 
     try:
@@ -68,7 +79,7 @@ def watched_workers(workers: Workers) -> Iterator[None]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _look(thread: int, file: Path) -> None:
+def _look(thread: int, file: Path, threads: dict[str, Any]) -> None:
     seen: Any = Counter()
     part, written = file.with_suffix(".part"), 0.0
     for began, now, frame in looks(thread, threading.Event()):
@@ -78,7 +89,7 @@ def _look(thread: int, file: Path) -> None:
             written = now
             with contextlib.suppress(OSError):  # the folder is gone: nobody looks any more
                 lines = [[name, line, seconds] for (name, line), seconds in seen.items()]
-                part.write_text(json.dumps({"threads": torch.get_num_threads(), "lines": lines}))
+                part.write_text(json.dumps(threads | {"lines": lines}))
                 part.replace(file)
 
 

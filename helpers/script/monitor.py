@@ -33,16 +33,17 @@ from . import hooks
 from .calls import Calls
 from .clock import Clock, State
 from .cores import Cores, CoreWait
-from .iterations import BEGAN, EVALUATED, RECORDED, Iterations, Pace, wall_time
+from .iterations import BEGAN, EVALUATED, RECORDED, Iterations, Pace, innermost, wall_time
 from .observation import LineTime, Observation
 from .settings import Settings, variables
-from .stacks import EVALUATING, OURS, Line, Stack, functions_around, is_library, read_stack, user_line
-from .tensors import Growing, dependencies, padded_positions
+from .stacks import DATASET, EVALUATING, OURS, Line, Stack, functions_around, is_library, read_stack, user_line
+from .tensors import Growing, batch_makers, dependencies, padded_at, padded_positions
 
 PERIOD_S = 0.01
 # A thread that waits for the interpreter's lock gets it at the next operator, which gives it up, or after this time. By
-# Python's default, 5 ms, most looks would fall on operators, however long the Python before them took.
-SWITCH_S = 1e-5
+# Python's default, 5 ms, most looks would fall on operators, however long the Python before them took. A look that gave
+# the lock back in its middle would see a later line.
+SWITCH_S, LOOKING_S = 1e-5, 0.005
 MEASURED_S = 0.05  # between two looks at memory at least, and a hundredth of the time so far
 _SET_TIMER_SLACK = 29
 BATCHES, LOOKS = 8, 32  # whose padding is counted; inputs of embeddings that are looked at, each a wait on a GPU
@@ -57,10 +58,13 @@ def looks(thread: int, ended: threading.Event) -> Iterator[tuple[float, float, F
         # Linux wakes this thread when its wait is over, not up to 50 µs later to save power.
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1)
     began = time.perf_counter()
-    while not ended.wait(PERIOD_S * (0.5 + random.random())):  # at odd times, or a loop might be in step
+    while not ended.is_set():
+        time.sleep(PERIOD_S * (0.5 + random.random()))  # at odd times, or a loop might be in step
+        sys.setswitchinterval(LOOKING_S)
         now, frame = time.perf_counter(), sys._current_frames().get(thread)
-        if frame is not None:
+        if frame is not None and not ended.is_set():
             yield began, now, frame
+        sys.setswitchinterval(SWITCH_S)
         began = now
 
 
@@ -83,6 +87,8 @@ class Monitor:
         self.growing = Growing()
         self.graphs: list[list[list[int]]] | None = None  # of backward passes, where they are wanted
         self.loaders: Counter[Line] = Counter()  # that began while a graph is recorded, by the line that began them
+        self.makers: list[CodeType] = []  # functions that make a batch
+        self.collected: Any = Counter()  # seconds of garbage collections, by the line that began them
         self._all = 0  # iterations that have ended, those too in which it looked away
         self._last = 0.0  # when the iteration began
         self._measured = 0.0  # when memory is to be looked at again
@@ -220,6 +226,7 @@ class Monitor:
 
     def _loader_begun(self, iterate: Callable[[DataLoader], Any], loader: DataLoader) -> Any:
         if torch.is_grad_enabled():
+            self.makers = batch_makers(loader)
             with contextlib.suppress(TypeError):  # of an iterable dataset nobody knows it
                 self._epoch_ends = self._all + len(loader)
         if self._all and torch.is_grad_enabled():
@@ -264,7 +271,9 @@ class Monitor:
         if phase == "start":
             self._collecting = time.perf_counter()
         elif not self.away:  # in whatever thread, as all stand still
-            self.counts.garbage_s += time.perf_counter() - self._collecting
+            seconds = time.perf_counter() - self._collecting
+            self.counts.garbage_s += seconds
+            self.collected[user_line(sys._getframe(1))] += seconds
 
     def observation(self, workers: set[int] = frozenset()) -> Observation:  # type: ignore[assignment]
         """What was seen until now; `workers` are a loader's, by their processes' numbers."""
@@ -286,6 +295,9 @@ class Monitor:
             cores=self.cores.data(workers),
             device_bytes=torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_initialized() else 0,
             padding=[sum(counts) for counts in zip(*self.padding, strict=True)],
+            padded_at=padded_at(self.makers, [line.file for line in lines]) if self.padding else None,
+            collected=[(*line, seconds) for line, seconds in self.collected.most_common(1)],
+            loads=innermost(self.seconds, DATASET, self._training),
             available=system_bytes(AVAILABLE),
             compiled=compilation(),
             loaders=[(*line, count / max(self._all, 1)) for line, count in self.loaders.most_common(1)],
@@ -307,7 +319,7 @@ class Monitor:
         for index, what, seconds in looked:
             if index < len(kinds):
                 stacks[kinds[index]][what] += seconds
-        return wall_time(self.iterations, kinds, stacks)
+        return wall_time(self.iterations, kinds, stacks, self.calls.ran)
 
 
 def compilation() -> dict[str, Any]:

@@ -60,6 +60,9 @@ class Observation:
     device_bytes: int = 0  # that it has
     available: int = 0  # bytes of the host's memory
     padding: list[int] = field(default_factory=list)  # positions, padded ones, those beyond a batch's longest sample
+    padded_at: tuple[str, int] | None = None  # the line that pads
+    collected: list[tuple[str, int, float]] = field(default_factory=list)  # seconds of collections that a line began
+    loads: tuple[str, int] | None = None  # the innermost line that most of what a dataset does passes through
     unclaimed: tuple[str, int, float, bool] | None = None  # what `tensors.unclaimed` returns
     compiled: dict[str, Any] = field(default_factory=dict)  # what `compilation` returns
     loaders: list[tuple[str, int, float]] = field(default_factory=list)  # the line that begins most, how often
@@ -70,6 +73,7 @@ class Observation:
     variables: list[str] = field(default_factory=list)  # of the environment, that cost time
     workers: list[tuple[str, int, float]] = field(default_factory=list)  # lines of a loader's workers, and seconds
     worker_threads: int = 0  # torch's in each of them
+    worker_threads_at: tuple[str, int] | None = None  # the line that sets their number
     others: float | None = None  # cores that other processes used
     wall: dict[str, Any] = field(default_factory=dict)  # what `wall_time` returns
     loops: list[dict[str, Any]] = field(default_factory=list)  # the user's, as `Calls.loops` returns them

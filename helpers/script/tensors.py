@@ -1,16 +1,18 @@
-"""What objects show of a training: padding, a backward's graph, weights that no optimizer has, lists that grow."""
+"""What objects show of a training: padding and what pads, a backward's graph, forgotten weights, growing lists."""
 
 import gc
 import sys
 from collections import deque
 from collections.abc import Generator, Iterable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from .stacks import Line, user_line
+from .source_code import padding_in, padding_line
+from .stacks import Line, is_library, user_line
 
 _ADD = {"append", "appendleft", "extend", "add"}
 MOST, SOME = 1000, 8  # lists of an iteration; items of one that are looked at
@@ -35,6 +37,31 @@ def padded_positions(ids: Tensor) -> tuple[int, int, int] | None:
         if int(runs.sum()) > most:
             most, shared = int(runs.sum()), int(runs.min()) * ids.shape[0]
     return ids.numel(), most, shared
+
+
+def batch_makers(loader: DataLoader) -> list[CodeType]:
+    """The user's functions that make a batch: the one that collates, or else the dataset's."""
+    collate, dataset = loader.collate_fn, loader.dataset
+    while hasattr(collate, "func"):  # functools.partial
+        collate = collate.func
+    while not _codes(dataset) and hasattr(dataset, "dataset"):  # torch's Subset and its like
+        dataset = dataset.dataset
+    return _codes(collate) or _codes(dataset)
+
+
+def _codes(maker: Any) -> list[CodeType]:
+    """A function's code, or that of an object's methods, those first that give a sample; nothing of a library's."""
+    methods = {name: method for kind in reversed(type(maker).__mro__) for name, method in vars(kind).items()}
+    firsts = [methods.get(name) for name in ("__call__", "__getitems__", "__getitem__", "__iter__")]
+    codes = [getattr(each, "__code__", None) for each in (maker, *firsts, *methods.values())]
+    return [code for code in codes if code is not None and not is_library(code.co_filename)]
+
+
+def padded_at(makers: Iterable[CodeType], files: Iterable[str]) -> Line | None:
+    """The line that pads a batch: of those that make it, else of the user's files; else the function that makes it."""
+    lines = [(code.co_filename, line) for code in makers if (line := padding_line(code))]
+    lines += [(file, line) for file in dict.fromkeys(files) if not is_library(file) and (line := padding_in(file))]
+    return next(iter([*lines, *((code.co_filename, code.co_firstlineno) for code in makers)]), None)
 
 
 def unclaimed() -> Generator[None, None, tuple[str, int, float, bool] | None]:
@@ -103,9 +130,10 @@ class Growing:
             self._lists = {key: each for key, each in self._lists.items() if sys.getrefcount(each[0]) > 2}
 
     def data(self) -> list[Any]:
-        """Of the largest that got an item or more in each iteration: file, line, items, graphs, bytes an iteration.
+        """Of the largest that got an item or more in each iteration: file, line, items, graphs, bytes, collected.
 
-        Whether its items hold graphs, and the bytes that these add in an iteration, without what such graphs keep.
+        Whether its items hold graphs, the bytes that these add in an iteration, without what such graphs keep, and
+        whether Python's collector goes through them.
         """
         grown: list[list[Any]] = []
         for items, before, line in self._lists.values():
@@ -114,7 +142,7 @@ class Growing:
                 some = [each for _, each in zip(range(SOME), items, strict=False)]
                 size = sum(map(_bytes, some)) / len(some) * more / max(self._iterations, 1)
                 graphs = any(isinstance(each, Tensor) and each.requires_grad for each in some)
-                grown.append([*line, len(items), graphs, size])
+                grown.append([*line, len(items), graphs, size, any(map(gc.is_tracked, some))])
         return sorted(grown, key=lambda row: (-row[3], -row[4]))[:1]
 
 

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +198,9 @@ class Windows:
     def observation(self, workers: Workers, others: float | None = None) -> Observation:
         """What was seen of the loop, and of its loaders' workers and of other processes beside it."""
         seen = self.monitor.observation(workers.processes)
-        return replace(seen, workers=workers.lines, worker_threads=workers.threads, others=others)
+        seen.workers, seen.others = workers.lines, others
+        seen.worker_threads, seen.worker_threads_at = workers.threads, workers.set_at
+        return seen
 
     @property
     def are_of_this_process(self) -> bool:

@@ -1,5 +1,7 @@
 """A diagnosis of a CPU: products in fp32, chains too large for the cache, gains that a CPU has not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +10,7 @@ from torch.profiler import profile, schedule
 
 from helpers.findings.caveats import NOT_EXPLAINED
 from helpers.findings.diagnose import diagnose
+from helpers.findings.rules.unrecorded import ranked
 from helpers.findings.trace_file import read_trace
 from helpers.script import rates
 
@@ -48,7 +51,7 @@ def test_fp32_products_gain_what_bf16_is_faster_by_forward_and_backward(fast_bf1
     trace = read_trace(record(training(linear, torch.randn(512, 128, requires_grad=True))))
     [finding] = [f for f in diagnose(trace, least=0.0).findings if f.finding == "fp32 products"]
     products = sum(op.us for op in trace.ops if op.name == "aten::mm")
-    assert finding.evidence.startswith("3 products a step")
+    assert finding.option and finding.evidence.startswith("3 products a step")
     assert finding.gain_ms == pytest.approx(0.75 * products / 3 / 1e3, rel=1e-3)
 
 
@@ -146,6 +149,27 @@ def test_small_operators_are_named_where_calls_take_the_time_and_large_ones_neve
     found = gains(lambda: small(torch.randn(4, 8)).square().mean().backward())
     assert found["small operators"].gain_share > 0 and "test_on_cpu.py" in found["small operators"].where
     assert "small operators" not in gains(lambda: large(torch.randn(2048, 1024)).square().mean().backward())
+
+
+def test_small_operators_of_many_lines_come_after_a_single_change_that_brings_more_than_half(fast_bf16):
+    small, x = nn.Linear(8, 8), torch.randn(4, 8)
+
+    def one_line():
+        sum(small(x).square().mean() for _ in range(30)).backward()
+
+    def many_lines():
+        a = small(x) + 1
+        b = a.sin() * 2
+        c = b.cos() - 3
+        (small(c).tanh() / 4).mean().backward()
+
+    (one,), (spread,) = (
+        [found for found in diagnose(record(each), least=0.0).findings if found.finding == "small operators"]
+        for each in (one_line, many_lines)
+    )
+    assert spread.spread and not one.spread
+    setting = replace(one, finding="unfused optimizer", gain_share=0.6 * one.gain_share)
+    assert ranked([one, setting])[0] is one and ranked([replace(one, spread=True), setting])[0] is setting
 
 
 def test_gradients_of_a_whole_table_are_named_unless_a_batch_reads_much_of_it():

@@ -74,6 +74,13 @@ def test_20000_events_stay_below_2_mb_and_none_is_lost():
     assert len(streams) + sum(merged) == 20_000
 
 
+def test_options_stand_apart_below_the_faults():
+    trace, option = parse(steps().events), replace(LAUNCHES, option=True)
+    html = page(diagnosis(findings=(LAUNCHES, option)), trace)
+    assert html.index("1. launch-bound") < html.index("What could be faster still") < html.index("2. launch-bound")
+    assert "<h2>Findings" not in page(diagnosis(findings=(option,)), trace)
+
+
 def test_spans_of_a_finding_are_marked_where_they_are_in_the_last_step():
     trace = parse(steps(count=20).events)
     begin, end = trace.steps[-1].begin, max(e.end for e in trace.device)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.cli import main
-from helpers.findings.summary import COLUMNS, WIDTH
+from helpers.findings.summary import COLUMNS, WIDTH, change_first
 from helpers.findings.trace import Note
 
 
@@ -45,6 +45,17 @@ def test_what_stdout_cannot_print_is_replaced(monkeypatch):
 
 def test_control_characters_of_a_profile_do_not_reach_the_terminal():
     assert "\x1b" not in str(diagnosis(findings=(replace(LAUNCHES, where="\x1b[2Jtrain.py"),)))
+
+
+def test_a_loop_that_has_only_options_is_told_that_nothing_is_wrong():
+    option, fault = replace(LAUNCHES, option=True), replace(LAUNCHES, gain_share=0.1)
+    assert change_first([option]).startswith(" Nothing wrong was found. What could be faster still: launch-bound loop")
+    assert change_first([fault, option]).startswith(" Change first: ")
+    told = diagnosis(findings=(fault, option))
+    assert "2. option: launch-bound loop" in str(told) and [row["option"] for row in told.data()["findings"]] == [
+        False,
+        True,
+    ]
 
 
 def test_json_has_the_documented_keys_and_no_spans():

@@ -18,9 +18,20 @@ from helpers.findings.rules.unrecorded import loop_findings, ranked
 from helpers.findings.rules.wall import busy_cores, slow_iterations
 from helpers.findings.scene import Scene
 from helpers.findings.trace_file import read_trace
-from helpers.script.iterations import BEGAN, EPOCHS, NO_CORE, ORDINARY, RECORDED, SLOW, Iterations, wall_time
+from helpers.script.iterations import (
+    BEGAN,
+    EPOCHS,
+    NO_CORE,
+    ORDINARY,
+    PHASE,
+    RECORDED,
+    SLOW,
+    Iterations,
+    innermost,
+    wall_time,
+)
 from helpers.script.observation import LineTime, Observation
-from helpers.script.stacks import BACKWARD, COMPUTING, DATASET, LOADING, RECOMPUTING
+from helpers.script.stacks import BACKWARD, COMPUTING, DATASET, EVALUATING, LOADING, RECOMPUTING
 
 
 def train():
@@ -176,3 +187,77 @@ def test_the_page_shows_each_kind_each_iteration_and_the_source_around_a_finding
     assert "<mark>    4  line 4 &lt; 3</mark>" in html and "    7  line 7" in html and "line 8" not in html
     assert html.count("h0") == 80, "a point for each iteration"
     assert "no finding 71%" in html and "ordinary steps" in html and "1,000 ms" in html
+
+
+RARELY = """
+def main():
+    for step in range(9):
+        train(step)
+        if step % 100 == 0:
+            report()
+def report():
+    rest()
+    figures()
+def figures():
+    for name in 'abc':
+        table(name)
+def table(name):
+    pass
+"""
+
+
+def test_what_is_rare_is_named_by_the_innermost_line_that_runs_once(tmp_path):
+    (file := tmp_path / "train.py").write_text(RARELY)
+    exec(compile(RARELY, str(file), "exec"), made := {})
+    main, report, figures, table = (made[name].__code__ for name in ("main", "report", "figures", "table"))
+    spent = {(COMPUTING, ((table, 14), (figures, 12), (report, 9), (main, 6))): 2.0}
+    steps = {(COMPUTING, ((main, 4),)): 0.4}
+    held = iterations(*[0.01] * 39, 1.0, *[0.01] * 39, 1.0)
+
+    def named(ran=()):
+        rows = wall_time(held, held.kinds({}), {SLOW: spent, ORDINARY: steps}, ran)["kinds"]
+        return next(row["line"][1:] for row in rows if row["kind"] == SLOW)
+
+    assert named() == [9, "report"], "its loop is repeated, and the call of `report` only passes it on"
+    assert named(ran={(report, 8), (report, 9), (main, 6)}) == [12, "figures"], "what each iteration runs isn't rare"
+
+
+def test_what_steps_train_on_is_another_phase_and_no_finding(tmp_path):
+    source = "for _ in range(9):\n    games = play()\n    learn(games)\n"
+    (file := tmp_path / "train.py").write_text(source)
+    code = compile(source, str(file), "exec")
+    stacks = {SLOW: {(COMPUTING, ((code, 2),)): 2.0}, ORDINARY: {(COMPUTING, ((code, 3),)): 0.8}}
+    loop = Loop(observed(line(COMPUTING, 2.8), wall=wall(iterations(*[0.01] * 39, 1.0, *[0.01] * 39, 1.0), stacks)))
+    assert not list(slow_iterations(loop)) and loop.kinds[1].name == PHASE
+    told = _with_wall(diagnosis(), loop, [])
+    assert told.verdict.startswith("71% of the wall time is another phase (train.py:2)")
+    assert "wasn't seen" not in told.verdict and f"  {PHASE}" in str(told)
+
+
+def test_an_evaluation_between_epochs_is_named_by_its_call_and_not_by_what_it_repeats(tmp_path):
+    (file := tmp_path / "train.py").write_text(RARELY)
+    exec(compile(RARELY, str(file), "exec"), made := {})
+    main, report, figures = (made[name].__code__ for name in ("main", "report", "figures"))
+    stacks = {
+        EPOCHS: {(EVALUATING, ((figures, 12), (report, 9), (main, 6))): 2.0},
+        ORDINARY: {(COMPUTING, ((main, 4),)): 0.8},
+    }
+    held = iterations(*[0.01] * 39, 1.0, *[0.01] * 39, 1.0, marks={39: BEGAN, 79: BEGAN})
+    lines = LineTime(str(file), 12, "figures", EVALUATING, 2.0, 0), line(COMPUTING, 0.8)
+    (found,) = (f for f in loop_findings(Loop(observed(*lines, wall=wall(held, stacks))), 0.05))
+    assert found.finding == "evaluation" and found.where == "train.py:9  figures()"
+
+
+def test_what_a_dataset_does_in_many_lines_is_named_by_the_one_that_most_passes_through(tmp_path):
+    (file := tmp_path / "data.py").write_text("one\ntwo\nsample = one(two(text))\n")
+    code = compile(file.read_text(), str(file), "exec")
+    spread = {(DATASET, ((code, number), (code, 3), (train.__code__, 1))): 1.0 for number in (1, 2)}
+    assert innermost(spread, DATASET, {train.__code__}) == (str(file), 3)
+    assert innermost(spread | {(DATASET, ((code, 1), (code, 3))): 3.0}, DATASET, ()) == (str(file), 1)
+
+    def named(first_s):
+        lines = (LineTime(str(file), n, "sample", DATASET, s, 0) for n, s in ((1, first_s), (2, 0.3), (3, 0.3)))
+        (found,) = loop_findings(Loop(observed(*lines, line(COMPUTING, 1.0), loads=(str(file), 3))), 0.05)
+        return found.where
+
+    assert named(0.2) == "data.py:3  sample = one(two(text))" and named(0.7) == "data.py:1  one"

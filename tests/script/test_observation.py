@@ -1,10 +1,12 @@
 """The unprofiled loop: which line its wall time goes to, and what no operator shows."""
 
+import gc
 import gzip
 import json
 import sys
 import textwrap
 import time
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,7 +22,7 @@ from helpers.findings.caveats import loop_notes, loop_text, loop_warnings
 from helpers.findings.diagnose import diagnose
 from helpers.findings.loop import Loop, growth
 from helpers.findings.rules import unrecorded
-from helpers.findings.rules.unrecorded import costly_line, loop_findings, ranked
+from helpers.findings.rules.unrecorded import costly_line, garbage_collection, loop_findings, ranked
 from helpers.findings.rules.wall import late_rank
 from helpers.findings.summary import BOUND, Finding
 from helpers.lab.machine import OthersLoad
@@ -35,6 +37,7 @@ from helpers.script.stacks import (
     functions_around,
     is_library,
     line_of,
+    place,
     read_stack,
 )
 from helpers.script.tensors import padded_positions
@@ -163,6 +166,25 @@ def test_a_worker_that_is_waited_for_is_named_by_its_line(watched):
     ).findings[0]
     assert first.finding == "waiting for the loader" and first.gain_share > 0.1
     assert "time.sleep(0.03)" in first.where and "workers' time" in first.evidence
+
+
+def test_threads_that_each_worker_sets_are_named_by_the_line_that_does(watched):
+    first = watched(
+        """
+        class Slow(torch.utils.data.Dataset):
+            def __len__(self): return 10**6
+            def __getitem__(self, i):
+                time.sleep(0.03)
+                return torch.randn(64)
+        def begin(number):
+            torch.set_num_threads(64)
+        loader = torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=1, worker_init_fn=begin)
+        for batch in loader:
+            train()
+        """
+    ).findings[0]
+    assert first.finding == "workers on the step's cores" and "64 threads" in first.evidence
+    assert first.where.endswith("torch.set_num_threads(64)")
 
 
 def test_the_limit_ends_a_script_that_would_be_watched_for_longer(watched, monkeypatch):
@@ -294,6 +316,45 @@ def test_padding_costs_its_share_of_what_computes():
     assert "60%" in found.evidence and "40%" in found.evidence
 
 
+def test_what_is_collected_is_named_by_what_is_kept_or_by_the_line_at_which_most_of_it_begins():
+    def collected(**others):
+        (found,) = garbage_collection(Loop(seen(line(COMPUTING, 9.0), garbage_s=2.0, **others)))
+        return found.where, found.advice
+
+    assert collected(collected=[["/home/me/model.py", 5, 0.9]])[0] == "wherever objects are made"
+    assert collected(collected=[["/home/me/model.py", 5, 1.9]])[0] == "model.py:5"
+    kept = ["/home/me/train.py", 4, 300, False, 9e3]
+    assert collected(collected=[["/home/me/model.py", 5, 1.9]], growing=[[*kept, False]])[0] == "model.py:5"
+    where, advice = collected(collected=[["/home/me/model.py", 5, 1.9]], growing=[[*kept, True]])
+    assert where == "train.py:4" and "keep the last" in advice
+
+
+def test_a_collection_is_charged_to_the_line_that_began_it():
+    monitor = Monitor()
+    monitor.start()
+    with monitor.watching():
+        gc.collect()
+    assert [place(*line) for line in monitor.collected] == [place(__file__, line_of(sys._getframe()) - 1)]
+
+
+def test_a_line_that_keeps_the_interpreters_lock_gets_its_own_time():
+    def work():
+        until, rows, row = time.perf_counter() + 0.5, [[0.5] * 200] * 200, [0.5] * 200
+        while time.perf_counter() < until:
+            torch.tensor(rows)
+            torch.tensor(row)
+            torch.tensor(row)
+
+    monitor = Monitor()
+    monitor.start()
+    with monitor.watching():
+        work()
+    seconds = Counter()
+    for (_, ((code, number), *_)), taken in monitor.seconds.items():
+        seconds[number - code.co_firstlineno] += taken if code is work.__code__ else 0.0
+    assert seconds[3] > 0.9 * seconds.total()
+
+
 def test_backward_passes_of_one_graph_and_of_micro_batches_are_told_apart():
     lines = line(COMPUTING, 1.0), line("backward", 4.0, 2)
     (twice,) = loop_findings(Loop(seen(*lines, backwards=20, retained=10)), 0.01)
@@ -316,9 +377,20 @@ def test_a_line_that_computes_long_is_named_unless_it_multiplies_matrices_or_a_f
     assert costly({}, [replace(explains, gain_share=0.5)]) == [] != costly({}, [explains])
     small = replace(explains, finding="small operators", where="other.py:5", gain_share=0.8)
     assert costly({"train.py:1": 0.1}, [small]) == [] != costly({}, [small])  # no operator is called there
+    collects = Loop(seen(*lines, collected=[[lines[0].file, 1, 4.0]]))
+    assert not [*costly_line(collects, {}, [replace(explains, finding="garbage collection", where="", gain_share=0.5)])]
     back = line(COMPUTING, 4.0, 1), line("backward", 6.0)
     assert [*costly_line(Loop(seen(*back)), {}, [])]
     assert not [*costly_line(Loop(seen(*back), {("train.py", back[0].function): 0.9}), {}, [])]
+
+
+def test_a_loop_counts_with_its_backward_pass():
+    lines = line(COMPUTING, 0.6, 1), line(COMPUTING, 5.4, 2), line("backward", 4.0)
+    found = {"file": "/home/me/train.py", "line": 1, "function": "scan", "passes": 1000, "module": "", "seconds": 0.6}
+    loops = [found | {"functions": [["/home/me/train.py", "scan"]]}]
+    assert not loop_findings(Loop(seen(*lines, loops=loops)), 0.01)
+    (counted,) = loop_findings(Loop(seen(*lines, loops=loops), {("train.py", "scan"): 0.5}), 0.01)
+    assert counted.finding == "Python loop" and counted.gain_share == pytest.approx(0.26)
 
 
 @pytest.mark.long
@@ -403,7 +475,7 @@ def test_memory_that_grows_is_a_warning_unless_it_is_known_what_keeps_it_and_soo
     loop = seen(line(COMPUTING, 1.0), line(EVALUATING, 0.1), memory=grows, available=10**10)
     assert [warning.kind for warning in loop_warnings(Loop(loop))] == ["growing memory"]
     assert loop_findings(Loop(loop), 0.5) == []
-    kept = Loop(replace(loop, growing=[["/home/me/train.py", 4, 300, True, 0.0]]))
+    kept = Loop(replace(loop, growing=[["/home/me/train.py", 4, 300, True, 0.0, True]]))
     (found,) = loop_findings(kept, 0.5)
     assert found.finding == "growing memory" and found.urgent and found.where == "train.py:4"
     assert "300 items" in found.evidence and "detach" in found.advice and loop_warnings(kept) == []

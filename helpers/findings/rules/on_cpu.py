@@ -6,6 +6,7 @@ little to write and read again; larger ones cost a pass through memory for each 
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from statistics import median
 
@@ -15,7 +16,7 @@ from ...script.rates import ATTENTION, CONVOLUTION, FP64
 from ...script.settings import ONE_THREAD
 from ..account import OPERATORS, PYTHON_CODE, covered, intersect, of, subtract, union
 from ..scene import SEVERAL, Scene
-from ..source_places import user_frame
+from ..source_places import BACK, by_source_line, user_frame
 from ..summary import BOUND, ESTIMATE, Finding
 from ..trace import OP, Event, aten
 from . import products
@@ -25,6 +26,7 @@ CACHE = 2**20  # bytes: a core's second-level cache holds about as much
 ITEMSIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 LEAST_CHAIN = 3  # ops in a row
 SMALL_US, SHARED_US = 50, 100  # of an op: below, its call takes the time; above, several threads share it
+NEARLY_ALL = 0.75  # of small operators' time, from one line, whose loop one operator could replace
 _CONVOLUTIONS = aten("convolution convolution_backward")
 _ELEMENTWISE = aten(
     "add sub rsub mul div neg reciprocal exp log log2 sqrt rsqrt pow abs erf sin cos tanh sigmoid relu gelu silu "
@@ -44,7 +46,10 @@ def handmade_attention(scene: Scene) -> Iterator[Finding]:
 
 
 def fp32_products(scene: Scene) -> Iterator[Finding]:
-    """Products in fp32 on a CPU that multiplies bf16 numbers faster, as was measured where the profile was recorded."""
+    """Products in fp32 on a CPU that multiplies bf16 numbers faster, as was measured where the profile was recorded.
+
+    Each training in fp32 has them, so they are an option and no fault.
+    """
     rates = scene.trace.about.get("bf16_speedup")
     if scene.account is not None or not rates:
         return
@@ -58,7 +63,8 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
         f"{scene.each(len(ops), 'product')}, {scene.time(spans)}, {scene.share(spans):.0%} of the time; layers of "
         f"their sizes are {speedup:.2g}× as fast under autocast on this CPU"
     )
-    yield scene.finding("fp32 products", (OPERATORS, spans), scene.where(ops), evidence, ESTIMATE, 1 - 1 / speedup)
+    work, where, saved = (OPERATORS, spans), scene.where(ops), 1 - 1 / speedup
+    yield replace(scene.finding("fp32 products", work, where, evidence, ESTIMATE, saved), option=True)
 
 
 def slow_half(scene: Scene) -> Iterator[Finding]:
@@ -145,7 +151,13 @@ def small_operators(scene: Scene, explained: list[Finding]) -> Iterator[Finding]
     spans = subtract(union(of(small) + gaps), known)
     evidence = f"{scene.each(len(small), 'operator')} of under {SMALL_US} µs, a median of "
     evidence += f"{median(op.us for op in small):.0f} µs; with the Python between them {scene.time(spans)}"
-    yield scene.finding("small operators", (SEVERAL, spans), scene.where(small), evidence, BOUND)
+    lines: dict[str, float] = defaultdict(float)
+    for line, group in by_source_line(trace, small).items():
+        lines[line.removesuffix(BACK)] += sum(medians[op.name] for op in group)
+    spread = max(lines.values()) < NEARLY_ALL * sum(lines.values())
+    yield replace(
+        scene.finding("small operators", (SEVERAL, spans), scene.where(small), evidence, BOUND), spread=spread
+    )
 
 
 def _medians(ops: list[Event]) -> dict[str, float]:

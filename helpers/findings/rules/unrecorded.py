@@ -1,31 +1,29 @@
 """What no profile shows, as it happens between recorded iterations or in lines: rules from a `Loop` to its findings."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import pandas as pd
 
 from ...script import iterations, settings, stacks
-from ...script.iterations import EPOCHS, KINDS
 from ...script.stacks import place, quoted
 from ..loop import Loop, by_line, growth
 from ..summary import BOUND, ESTIMATE, MEASURED, SPECIFIC, Finding, milliseconds
-from . import wall
+from . import batches, wall
 
 # Seen by the host's clock, on which a wait for the device counts, too
 OF_HOST = {"Python loop", "garbage collection"}
 MICRO_BATCHES = 8  # of a step, from which on fewer and larger ones are advised
-LEAST_PADDING = 0.05
+LEAST_FORMED = 0.05
 LOOP_CALLS = 200  # of a user's function in an iteration, from which on its lines are a loop's
-LOOP_SHARE, SMALL_MS = 0.1, 5.0  # of the time in a loop at least; of a pass at most
+LOOP_SHARE, SMALL_MS = 0.1, 5.0  # of the time in a loop and its backward pass, half of it in the loop; of a pass
 LEAST_BACKWARD = 0.01
 DEAR, MULTIPLIES = 0.2, 0.2  # shares: of a line in the time, and of products in a line that is a model's
 ALONE = 0.8  # of what a kind of iterations takes beyond ordinary ones, in one activity
 SPREAD = 0.1  # of a function's time in a line that is named as one of several
 PAGE, FAULT_S = 4096, 1e-6  # bytes of a page, and what the kernel takes to clear and map one
+SPREAD_COUNTS = 0.5
 ENDS_S, URGENT = 3600.0, 0.6  # memory that is full so soon ends the training, which weighs as so much of the time
-ANEW = 0.5  # of iterations in which a loader begins anew
 COSTLY, OF_MODELS = "costly line", ("<module>", "forward")  # whose lines are many things' and count one by one
 LEAST_SLOWER = 0.03  # growth of an iteration's time over all that was watched
 MOST_GROWN, THROTTLED = 3, 0.95  # kinds of things that are named; a GPU's clock beside the one at first
@@ -37,11 +35,6 @@ EXPLAINED = {
     "unfused optimizer": {"dense embedding gradients"},
     "small batches": {"gradients averaged too often"},
 }
-# Calls that open or build what a worker could keep, where the line that loads a sample makes them
-_OPENS = re.compile(
-    r"\b(np\.load|torch\.load|File|tarfile\.open|ZipFile|lmdb\.open|zarr\.open|sqlite3\.connect|safe_open|ParquetFile"
-    r"|from_pretrained|Dataset|(pd|pandas)\.read_\w+|xr\.open_\w+)\("
-)
 _ACTIVITIES = {
     stacks.EVALUATING: "evaluation",
     stacks.SAVING: "checkpoints",
@@ -66,40 +59,12 @@ def activities(loop: Loop) -> Iterator[Finding]:
 
 
 def _passed(loop: Loop, activity: str) -> str:
-    """The line that an activity passes through, where it is nearly all of a kind of iterations; else its dearest."""
+    """The cause of a kind of iterations that an activity is nearly all of, and mostly in; else its dearest line."""
     for kind in loop.kinds:
-        if kind.where and kind.name == KINDS.get(activity) and kind.spent.get(activity, 0.0) >= ALONE * kind.share:
+        spent = kind.spent.get(activity, 0.0)
+        if kind.where and spent >= max(ALONE * kind.share, loop.activities[activity] / 2):
             return quoted(*kind.where[:2])
     return loop.dearest(activity)
-
-
-def loader(loop: Loop) -> Iterator[Finding]:
-    waits, inside = loop.activities[stacks.LOADING], loop.activities[stacks.DATASET]
-    if waits + inside < LEAST_PADDING:
-        return
-    evidence = f"{waits + inside:.0%} of the time until a batch is there"
-    for file, line, often in loop.observation.loaders:
-        if often >= ANEW:
-            evidence = f"{often:.2g} times an iteration a loader begins anew; {evidence}"
-            yield loop.finding("new loader each batch", waits + inside, quoted(file, line), evidence, BOUND)
-    workers, kinds = loop.observation.workers, loop.beyond(stacks.LOADING, stacks.DATASET)
-    if (threads := loop.observation.worker_threads) > 1 and threads * wall.workers(loop) > wall.cores(loop):
-        yield wall.too_many_threads(loop, waits + inside, evidence)
-    if not inside and kinds.get(EPOCHS, 0.0) > (waits + inside) / 2:
-        evidence += f", most of it when an epoch begins{loop.mostly(kinds, waits + inside)}"
-        where, case = loop.dearest(stacks.LOADING), "each epoch"
-    elif inside:
-        where = loop.dearest(stacks.DATASET)
-        evidence += f", {inside:.0%} of it in the dataset's own lines, in the process that trains"
-        case = "in the dataset"
-    else:
-        where, case = loop.dearest(stacks.LOADING), "observed"
-        if workers:
-            file, line, seconds = workers[0]
-            where = quoted(file, line)
-            evidence += f"; that line has {seconds / sum(each for *_, each in workers):.0%} of the workers' time"
-    case = "opened" if _OPENS.search(where) else case
-    yield loop.finding("waiting for the loader", waits + inside, where, evidence, case=case, kinds=kinds)
 
 
 def python_loops(loop: Loop) -> Iterator[Finding]:
@@ -112,7 +77,7 @@ def python_loops(loop: Loop) -> Iterator[Finding]:
     for found in loop.observation.loops:
         share = found["seconds"] / loop.total
         inside |= {(file, name) for file, name in found["functions"]}
-        if share < LOOP_SHARE or not (found["module"] or share * loop.step_ms / found["passes"] < SMALL_MS):
+        if 2 * share < LOOP_SHARE or not (found["module"] or share * loop.step_ms / found["passes"] < SMALL_MS):
             continue
         at = place(found["file"], found["line"])
         evidence = f"{at} runs {found['passes']:,} times an iteration, {share:.0%} of the time in {found['function']}"
@@ -121,7 +86,8 @@ def python_loops(loop: Loop) -> Iterator[Finding]:
                 f"{found['module']} is called {found['passes']:,} times an iteration from {at}, {share:.0%} of the time"
             )
         functions = [(file, name) for file, name in found["functions"]]
-        yield _loop_of(loop, share, functions, quoted(found["file"], found["line"]), evidence)
+        whole = _loop_of(loop, share, functions, quoted(found["file"], found["line"]), evidence)
+        yield from [whole] if whole.gain_share >= LOOP_SHARE else []
     looping = loop.table[(loop.table["activity"] == stacks.COMPUTING) & (loop.table["calls"] >= LOOP_CALLS)]
     for (file, name), lines in looping.groupby(["file", "function"]):
         share = lines["share"].sum()
@@ -140,39 +106,31 @@ def _loop_of(loop: Loop, share: float, functions: list[tuple[str, str]], where: 
 
 def formed_weights(loop: Loop) -> Iterator[Finding]:
     """Weights that are formed before each product with them; what checkpoints repeat of that is no activation's."""
-    if (share := loop.forms["share"].sum()) >= LEAST_PADDING:
+    if (share := loop.forms["share"].sum()) >= LEAST_FORMED:
         where = by_line(loop.forms).index[0]
         often = max(map(loop.formed, loop.forms.itertuples()))
         evidence = f"{often:,.3g} weights a step are formed anew before their product, {share:.0%} of the time"
         again = loop.forms[loop.forms["activity"] == stacks.RECOMPUTING]["share"].sum()
-        if again >= LEAST_PADDING:
+        if again >= LEAST_FORMED:
             evidence += f", {again:.0%} of it where checkpoints repeat the forward pass"
         yield loop.finding("weights formed anew", share, quoted(*where), evidence, BOUND)
 
 
-def padding(loop: Loop) -> Iterator[Finding]:
-    positions, padded, shared = loop.observation.padding or (1, 0, 0)
-    if padded / positions < LEAST_PADDING:
-        return
-    share = padded / positions * (loop.activities[stacks.COMPUTING] + loop.activities[stacks.BACKWARD])
-    evidence = f"{padded / positions:.0%} of the positions that embeddings get are constant ends of rows"
-    case = ""
-    if shared >= LEAST_PADDING * positions:
-        evidence += f", {shared / positions:.0%} beyond the longest sample of their batch"
-        case = "fixed"
-    where = "the collate function or the tokenizer"
-    yield loop.finding("padding", share, where, evidence, BOUND, case)
-
-
 def garbage_collection(loop: Loop) -> Iterator[Finding]:
+    """Named by the list whose items it goes through again and again, or the line at which most of it begins."""
+    seen = loop.observation
     kinds = {kind.name: kind.collected for kind in loop.kinds[1:] if kind.collected}
-    share = max(loop.observation.garbage_s / loop.total, sum(kinds.values()))
-    evidence = f"{share:.0%} of the time in Python's collector of cycles"
-    asked = next((at for at in map(quoted, loop.table["file"], loop.table["line"]) if "gc.collect" in at), None)
-    case = "asked for" if asked else ""
-    kept = next((quoted(file, line) for file, line, *_ in loop.observation.growing), "wherever objects are made")
-    evidence += loop.mostly(kinds, share)
-    yield loop.finding("garbage collection", share, asked or kept, evidence, case=case, kinds=kinds)
+    share = max(seen.garbage_s / loop.total, sum(kinds.values()))
+    evidence = f"{share:.0%} of the time in Python's collector of cycles{loop.mostly(kinds, share)}"
+    where, case = "wherever objects are made", ""
+    for file, line, seconds in seen.collected:
+        if line and seconds >= seen.garbage_s / 2:
+            where = quoted(file, line)
+            case = "asked for" if "gc.collect" in where else ""
+    for file, line, *_, collected in seen.growing:
+        if collected:
+            where, case = quoted(file, line), "kept"
+    yield loop.finding("garbage collection", share, where, evidence, case=case, kinds=kinds)
 
 
 def repeated_backwards(loop: Loop) -> Iterator[Finding]:
@@ -206,7 +164,7 @@ def growing_memory(loop: Loop) -> Iterator[Finding]:
     """
     lasts = loop.observation.epochs > 0 or not (loop.activities[stacks.LOADING] + loop.activities[stacks.DATASET])
     grown, slope, left = growth(loop.observation.memory, loop.observation.device_bytes, loop.observation.available)
-    for file, line, count, graphs, size in loop.observation.growing if grown else []:
+    for file, line, count, graphs, size, _ in loop.observation.growing if grown else []:
         if not graphs and size < slope / 10:
             continue  # numbers, which can't be what fills it
         share = slope / PAGE * FAULT_S * 1e3 / loop.step_ms
@@ -258,10 +216,8 @@ def repeated_averaging(loop: Loop) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[Loop], Iterator[Finding]], ...] = (
     activities,
-    loader,
     python_loops,
     formed_weights,
-    padding,
     garbage_collection,
     repeated_backwards,
     unclaimed_gradients,
@@ -269,6 +225,7 @@ RULES: tuple[Callable[[Loop], Iterator[Finding]], ...] = (
     anomaly_detection,
     slower_and_slower,
     repeated_averaging,
+    *batches.RULES,
     *wall.RULES,
 )
 
@@ -284,8 +241,8 @@ def costly_line(loop: Loop, products: Mapping[str, float], findings: list[Findin
     """The line that computes longest of those that hardly multiply matrices, by the products in each.
 
     What is no model's `forward` counts with all of its lines, unless it is mostly gone back through: that is part
-    of a model. None where a finding explains half of the time: one that names the line, or small operators, of
-    which `products` knows the lines.
+    of a model. None where a finding explains half of the time: one that names the line, small operators, of which
+    `products` knows the lines, or garbage collections, if most of them begin there.
     """
     lines = loop.table[loop.table["activity"] == stacks.COMPUTING] if loop.enough else loop.table[:0]
     share_of = [products.get(place(row.file, row.line), 0.0) for row in lines.itertuples()]
@@ -302,10 +259,13 @@ def costly_line(loop: Loop, products: Mapping[str, float], findings: list[Findin
     for group in sorted(groups, key=lambda group: -group["share"].sum())[:1]:
         dearest, share = by_line(group).index[0], group["share"].sum()
         called = any(place(row.file, row.line) in products for row in group.itertuples())
+        collects = any(dearest == (file, line) for file, line, _ in loop.observation.collected)
         explained = (
             f.gain_share
             for f in findings
-            if f"{place(*dearest)} " in f"{f.where} " or (called and f.finding == "small operators")
+            if f"{place(*dearest)} " in f"{f.where} "
+            or (called and f.finding == "small operators")
+            or (collects and f.finding == "garbage collection")
         )
         if share >= DEAR and max(explained, default=0.0) < share / 2:
             evidence = f"{share:.0%} of the time in {group['function'].iloc[0]}, hardly any of it in matrix products"
@@ -333,6 +293,8 @@ def _of_model(loop: Loop, lines: pd.DataFrame) -> bool:
 def ranked(findings: list[Finding], ordinary: float = 1.0) -> list[Finding]:
     """In order of gain; what ends the training counts for so much at least. Without what another one explains.
 
+    What is spread over many lines counts for less: a single change that brings more than half as much is done first.
+
     Where `ordinary` steps hold less than half of the wall time, what is of the other iterations comes first.
     """
     gains = {finding.finding: finding.gain_share for finding in findings}
@@ -341,6 +303,7 @@ def ranked(findings: list[Finding], ordinary: float = 1.0) -> list[Finding]:
 
     def order(finding: Finding) -> tuple[bool, float]:
         of_ordinary = 2 * sum(finding.kinds.values()) < finding.gain_share
-        return ordinary < 0.5 and of_ordinary, -max(finding.gain_share, URGENT * finding.urgent)
+        gain = finding.gain_share * (SPREAD_COUNTS if finding.spread else 1.0)
+        return ordinary < 0.5 and of_ordinary, -max(gain, URGENT * finding.urgent)
 
     return sorted(left, key=order)

@@ -1,16 +1,14 @@
 """Where the wall time goes that no ordinary step takes: slow iterations, what is between epochs, cores, a late rank."""
 
-import itertools
 import os
 import re
 import statistics
 from collections.abc import Iterator, Mapping
-from linecache import getlines
 
 import pandas as pd
 
 from ...script import stacks
-from ...script.iterations import EPOCHS, NO_CORE, SLOW
+from ...script.iterations import EPOCHS, NO_CORE, PHASE, SLOW
 from ...script.observation import Observation
 from ...script.stacks import quoted, source
 from ..loop import Loop, by_line
@@ -22,7 +20,6 @@ OWN_RULES = (  # activities that are findings of their own
 LEAST_CORES, LEAST_WAIT = 0.15, 0.1  # cores that workers use, and the share of the time that the step waits for one
 WAITS = 0.1  # of the time for the loader: then nobody can say that the workers are too many
 LATE = 0.1  # of an iteration
-SETS = "set_num_threads("
 _TOGETHER = re.compile(r"\.wait\(|barrier\(|all_reduce|all_gather|reduce_scatter|broadcast|\.(send|recv)\(")
 
 
@@ -31,7 +28,7 @@ def slow_iterations(loop: Loop) -> Iterator[Finding]:
     for kind in loop.kinds[1:]:
         own = 1 - sum(kind.spent.get(name, 0.0) for name in OWN_RULES) / max(kind.share, 1e-9)
         share = kind.share * own - kind.collected
-        if kind.name == NO_CORE or kind.where is None or share <= 0:
+        if kind.name in (NO_CORE, PHASE) or kind.where is None or share <= 0:
             continue
         file, line, function = kind.where
         evidence = f"{loop.often(kind)}; most of that passes through {function}"
@@ -68,9 +65,8 @@ def busy_cores(loop: Loop) -> Iterator[Finding]:
 
 
 def too_many_threads(loop: Loop, share: float, evidence: str) -> Finding:
-    """Of workers that each have several threads; a line that sets their number is named where there is one."""
-    lines = ((file, n) for file in loop.files().values() for n, line in enumerate(getlines(file), 1) if SETS in line)
-    where = next(itertools.starmap(quoted, lines), "the loader")
+    """Of workers that each have several threads, by the line that sets their number."""
+    where = quoted(*at) if (at := loop.observation.worker_threads_at) else "the loader"
     evidence += (
         f"; each of {workers(loop)} workers has {loop.observation.worker_threads} threads, on {cores(loop)} cores"
     )
