@@ -15,9 +15,9 @@ from ..boot import when_used
 
 __all__ = [
     "BuildError",
-    "Experiment",
     "RecordError",
     "ReportExporter",
+    "Table",
     "Worth",
     "build",
     "devices",
@@ -35,11 +35,11 @@ __getattr__ = when_used(
     __name__,
     {
         "build": "build",
-        "experiment": "Experiment Worth",
         "figures": "",
         "notebook": "",
         "pages": "BuildError ReportExporter",
         "runner": "measure",
+        "table": "Table Worth",
         "store": "RecordError devices folder read read_rows summary",
     },
 )

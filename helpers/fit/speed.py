@@ -30,7 +30,7 @@ from ..lab.arguments import LARGEST
 from ..lab.cards import LAUNCH_US, Card, card, cards
 
 DATA = Path(__file__).with_name("data")
-LINK_SHARE, NETWORK_SHARE = 0.77, 0.94  # of a link's line rate, by collectives: helpers.fit.scaling's sources
+LINK_SHARE, NETWORK_SHARE = 0.77, 0.94  # of a link's line rate, by collectives: the sources are in `ranks.LINKS`
 MACHINE = 8  # GPUs
 LOGIT_BYTES = 12  # per token and word: logits and their gradient in 16 bits, each written once and read twice
 OPTIMIZER_BYTES = 26  # per parameter: gradient in 16 bits, weight and two moments in 32 are read, these written

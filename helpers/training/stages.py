@@ -18,12 +18,10 @@ import torch
 
 from ..compilers import runtimes
 from ..kernels.swaps import NEEDS, OURS, swap_norms
-from ..lab import device, in_fresh_process
+from ..lab import Row, device, in_fresh_process, missing_because
 from ..lab.arguments import check_at_least
 from ..lab.cpu import KEPT
-from ..lab.machine import missing_because
 from ..lab.memory import PeakAbove
-from ..lab.rows import Row
 from .language import guess_scores
 from .loop import Step, fit
 from .switched import LANGUAGE

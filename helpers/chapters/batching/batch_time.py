@@ -10,11 +10,9 @@ from torch import Tensor
 
 from ...batching import StandardDataset
 from ...batching.attention import without_cudnn_attention
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import NORMAL, PERCENT, Number, derived, lacking, over, timed
-from ...lab import device
-from ...lab.rows import Row
+from ...lab import Row, device
 from ...training.task import Batch
 from .feeds import BALANCED, BIG_BRAIN, BRAIN, FEEDS, PACKED, STEPS, in_turns
 from .inputs import MAX_LENGTH, compute_dtype, dtype_name, language_model, text

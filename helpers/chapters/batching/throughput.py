@@ -10,12 +10,10 @@ import torch
 
 from ...batching import StandardDataset
 from ...batching.attention import VARIANTS, missing_because, without_cudnn_attention
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, TIMES, Number, in_unit, lacking, of_kernels, over, pick, timed
-from ...lab import device
+from ...lab import STATUS, Row, device
 from ...lab.memory import OUT_OF_MEMORY
-from ...lab.rows import STATUS, Row
 from ...metrics import LMCrossEntropyLoss
 from ...training.task import Batch
 from ...training.text_batches import full_batch, packed_batches

@@ -7,12 +7,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, TIMES, Number, cost, derived, in_unit, lacking, of_class, over, pick, speedup, timed
-from ...lab import device
+from ...lab import Row, device
 from ...lab.estimate import LUCK, NONE, UNDECIDED
-from ...lab.rows import Row
 from ...rush import CPU_LADDER, LADDER
 from ...rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS, first_loss
 from ...rush.rates import FLOAT8, float8_share, flops_per_token, matmul_share, parameters, product_type, recorded_rates
