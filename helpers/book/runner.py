@@ -193,7 +193,7 @@ def _in_a_line(error: Exception) -> str:
 
     Raises it again if it has left the device unusable.
     """
-    text = str(error).replace(f"{machine.project_root()}{os.sep}", "")
+    text = str(error).replace(f"{files.project_root()}{os.sep}", "")
     if type(error).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return text
     try:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ..lab import STATUS, Row, files
-from ..lab.machine import project_root
+from ..lab.files import project_root
 
 PROVENANCE = ["preset", "gpu", "driver", "torch", "cuda", "date", "commit", "method"]
 SECONDS = "seconds"  # that its configuration took, all attempts together

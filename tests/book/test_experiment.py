@@ -14,7 +14,8 @@ from helpers.book import measure, runner, store
 from helpers.book.table import Table, Worth, table
 from helpers.lab import Disagreement, machine
 from helpers.lab.arguments import PRESETS
-from helpers.lab.machine import OthersLoad, device_name, project_root, slug
+from helpers.lab.files import project_root
+from helpers.lab.machine import OthersLoad, device_name, slug
 
 CALLS = []
 
