@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..lab import STATUS, Row
+from ..lab import STATUS, Row, missing_because
 from ..lab.device_share import DEVICE_SHARE
-from ..lab.machine import missing_because
 from ..lab.memory import OUT_OF_MEMORY, free_memory, is_out_of_memory
 from . import store
 from .store import PROVENANCE, RUN
