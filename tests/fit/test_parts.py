@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.fit.estimate import config_shape
 
 from helpers.fit import Plan, estimate, speed
-from helpers.fit.plan import changes
+from helpers.fit.plan import changes, config_shape
 from helpers.fit.speed import LINK_SHARE, NETWORK_SHARE, complete, seconds, shorter
 from helpers.lab.cards import LAUNCH_US, Card, card
 
