@@ -212,15 +212,15 @@ def terms(runs: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(multiplied, 1), np.stack(fixed, 1)
 
 
-def seconds(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+def seconds(runs: Sequence[Mapping[str, Any]], theta: Sequence[float] = THETA) -> list[dict[str, float]]:
     """Seconds of a token of each run, by part."""
     parts = []
     for multiplied, fixed in zip(*terms(runs), strict=True):
         (linear, attended, exponentials, moved), (logits, optimizer, between, launches) = multiplied, fixed
         part = dict(
-            products=THETA[0] * linear,
-            attention=THETA[0] * attended + THETA[1] * exponentials,
-            memory=THETA[2] * moved + logits,
+            products=theta[0] * linear,
+            attention=theta[0] * attended + theta[1] * exponentials,
+            memory=theta[2] * moved + logits,
             optimizer=optimizer,
             communication=between,
         )

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from helpers.fit import Plan, estimate, speed
@@ -22,7 +21,7 @@ LINK, NETWORK = 1e9 * LINK_SHARE * H100.link_gb_per_s, 1e9 * NETWORK_SHARE * H10
 
 
 def part(name, constants=(0.0, 0.0, 0.0), **change):
-    return seconds([complete(RUN | change)], np.array(constants))[0][name]
+    return seconds([complete(RUN | change)], constants)[0][name]
 
 
 @pytest.mark.parametrize(("again", "passes"), [(False, 3), (True, 4)])
