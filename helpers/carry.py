@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 from .doctor import requirements
-from .lab.machine import project_root
+from .lab.files import project_root
 from .text import local_wikitext
 
 GLIBC = (39, 36, 35, 34, 31, 28, 27, 24, 17, 12, 5)  # 2.x, of wheels that a Linux of today runs

@@ -13,7 +13,8 @@ from . import book
 from .book.plan import plan, total
 from .chapters import chapters, tables_of
 from .lab import cpu
-from .lab.machine import PEERS, device_class, environment, half_dtype, installed, project_root, without_kernels
+from .lab.files import project_root
+from .lab.machine import PEERS, device_class, environment, half_dtype, installed, without_kernels
 
 NOTEBOOK_PACKAGES = ("nbconvert", "nbclient", "ipykernel", "matplotlib", "pypandoc", "typst", "pikepdf")
 FAULT = "FAULT"

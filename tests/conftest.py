@@ -42,7 +42,7 @@ def pytest_terminal_summary(terminalreporter):
     It fails no test, as whoever measures isn't the one who reads.
     """
     from helpers.book.build import outdated, read
-    from helpers.lab.machine import project_root
+    from helpers.lab.files import project_root
 
     for path in sorted((project_root() / "notebooks").glob("*.ipynb")):
         for sentence in outdated([read(path)]):

@@ -10,7 +10,7 @@ import pytest
 
 from helpers import carry, doctor
 from helpers.cli import main
-from helpers.lab import machine
+from helpers.lab import files
 
 WHEEL = "carried_case-1.0-py3-none-any.whl"
 INFO = "carried_case-1.0.dist-info"
@@ -84,7 +84,5 @@ def test_wanted_lists_what_pip_should_install(monkeypatch, capsys):
 
 
 def test_the_tables_requirements_are_the_versions_that_the_tests_run_with():
-    pinned = {
-        line.split()[0] for line in (machine.project_root() / "requirements.txt").read_text().splitlines() if line
-    }
+    pinned = {line.split()[0] for line in (files.project_root() / "requirements.txt").read_text().splitlines() if line}
     assert {line for line in doctor.requirements() if "==" in line} <= pinned

@@ -13,33 +13,15 @@ Converting a notebook takes well under a second; what takes time is executing it
 
 from ..boot import when_used
 
-__all__ = [
-    "BuildError",
-    "Experiment",
-    "RecordError",
-    "ReportExporter",
-    "Worth",
-    "build",
-    "devices",
-    "figures",
-    "folder",
-    "measure",
-    "notebook",
-    "read",
-    "read_rows",
-    "summary",
-]
-
 # Reading needs pandas; cells and figures need matplotlib, and only the report nbconvert: each loads what it needs.
-__getattr__ = when_used(
-    __name__,
-    {
-        "build": "build",
-        "experiment": "Experiment Worth",
-        "figures": "",
-        "notebook": "",
-        "pages": "BuildError ReportExporter",
-        "runner": "measure",
-        "store": "RecordError devices folder read read_rows summary",
-    },
-)
+NAMES = {
+    "build": "build",
+    "pages": "BuildError ReportExporter",
+    "runner": "measure",
+    "store": "RecordError devices folder read read_rows summary",
+    "table": "Table Worth",
+    "figures": "",
+    "notebook": "",
+}
+__all__ = ["figures", "notebook", *" ".join(NAMES.values()).split()]
+__getattr__ = when_used(__name__, NAMES)

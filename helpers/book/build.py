@@ -20,11 +20,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from tqdm import tqdm
 
-from ..lab import machine
-from ..lab.files import check_writable, replacing
-from ..lab.machine import project_root
+from ..lab.files import check_writable, project_root, replacing
 from . import store
-from .pages import BuildError, Chapter, ReportExporter, chapter, compile_pdf, note, places
+from .pages import BuildError, Chapter, ReportExporter, chapter, compiled, note, places
 
 MACHINES = re.compile(r"^GPU, CPU = .*$", re.MULTILINE)  # the line of a notebook's second cell that names them
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"  # the part of README.md that quotes records
@@ -47,7 +45,7 @@ def build(
     own report.pdf also renews the figures and the measured part of README.md; with execution, SVG figures that no
     notebook draws any more are removed. What is wrong with a notebook is raised as `BuildError`.
     """
-    root = machine.project_root()
+    root = project_root()
     paths = sorted((root / "notebooks").glob("*.ipynb"))
     if not paths:
         raise BuildError(f"there is no notebook in {root / 'notebooks'}")
@@ -71,7 +69,7 @@ def build(
         exporter, pages = ReportExporter(), Path(temporary, "pages")
         pages.mkdir()
         chapters = [chapter(nb, path.stem, pages) for path, nb in notebooks.items()]
-        pdf = _compiled(exporter, chapters, pages)
+        pdf = compiled(exporter, chapters, pages)
 
     drawn = {figures / name: svg for name, svg in _figures(chapters).items()}
     made = {output: pdf} | (drawn if own else {})
@@ -125,19 +123,6 @@ def _notes(notebooks: list[nbformat.NotebookNode]) -> list[tuple[nbformat.Notebo
 def outdated(notebooks: list[nbformat.NotebookNode]) -> list[str]:
     """The sentences that interpret records which no longer are what their author read."""
     return [about["outdated"] for _, about in _notes(notebooks) if "outdated" in about]
-
-
-def _compiled(exporter: ReportExporter, chapters: list[Chapter], pages: Path) -> bytes:
-    try:
-        return compile_pdf(exporter.document(chapters, contents=True), pages)
-    except BuildError as whole:
-        # Typst names a line of the whole document; the notebook is found by compiling each alone.
-        for each in chapters:
-            try:
-                compile_pdf(exporter.document([each]), pages)
-            except BuildError as error:
-                raise BuildError(f"{each.file}: {error}") from None
-        raise whole
 
 
 def _figures(chapters: list[Chapter]) -> dict[str, bytes]:

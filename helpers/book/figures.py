@@ -15,7 +15,7 @@ from PIL import Image
 
 from ..lab import files
 from ..lab.estimate import EFFECT, UNDECIDED
-from ..lab.machine import project_root
+from ..lab.files import project_root
 from .values import Number, judged
 
 # These remain distinct under red-green colour blindness.

@@ -23,10 +23,9 @@ import pandas as pd
 from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
-from ..lab import markdown
+from ..lab import STATUS, markdown
 from ..lab.device_share import DEVICE_SHARE, HOST_BOUND, host_bound
-from ..lab.machine import project_root
-from ..lab.rows import STATUS
+from ..lab.files import project_root
 from . import figures, store
 from .table import OnMachine
 from .values import FAILS, HOLDS, NOT_MEASURED, Verdict, number

@@ -232,6 +232,19 @@ class ReportExporter(TemplateExporter):
         return self.template.render(chapters=chapters, title=title, contents=contents, appendix=appendix)
 
 
+def compiled(exporter: ReportExporter, chapters: Sequence[Chapter], folder: Path) -> bytes:
+    """The PDF of all chapters. Typst names a line of the whole document, so what is wrong is found in each alone."""
+    try:
+        return compile_pdf(exporter.document(chapters, contents=True), folder)
+    except BuildError as whole:
+        for each in chapters:
+            try:
+                compile_pdf(exporter.document([each]), folder)
+            except BuildError as error:
+                raise BuildError(f"{each.file}: {error}") from None
+        raise whole
+
+
 def typst_string(text: object) -> str:
     """A text as a string literal of Typst."""
     return '"' + str(text).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -16,11 +16,10 @@ from itertools import groupby
 from pathlib import Path
 from statistics import mean
 
-from ..lab import machine
+from ..lab import Row, machine
 from ..lab.machine import device_class, device_name, slug
-from ..lab.rows import Row
 from . import store
-from .experiment import FAILED, LAST, Experiment
+from .table import FAILED, LAST, Table
 
 IN_GIB = {"peak_gib": 1.0, "peak_mib": 1 / 1024}
 LEAST_S = 0.01  # what a row takes at least, also one that only says why it can't run
@@ -31,7 +30,7 @@ AGAIN = 0.1  # of a row's worth, where it is recorded and noisy
 class Pending:
     """A configuration to measure; `reason` says why it gets no more than a status here. `noisy`: it is recorded so."""
 
-    experiment: Experiment
+    experiment: Table
     config: Row
     preset: str
     seconds: float | None  # expected; None: unknown
@@ -63,7 +62,7 @@ class Pending:
 class Plan:
     """What is to be measured of a table at the sizes of a preset; `again`: what is recorded, and noisy."""
 
-    experiment: Experiment
+    experiment: Table
     preset: str
     fresh: int = 0
     jobs: tuple[Pending, ...] = ()
@@ -85,7 +84,7 @@ class Plan:
         return _sum(self.jobs)
 
 
-def plan(e: Experiment, preset: str | None = None, *, results: Path | str | None = None, again: bool = False) -> Plan:
+def plan(e: Table, preset: str | None = None, *, results: Path | str | None = None, again: bool = False) -> Plan:
     """What `measure` would measure of a table; `preset` is the machine's class unless given.
 
     `again`: rows that this machine has recorded as noisy are measured once more.
@@ -104,12 +103,12 @@ def plan(e: Experiment, preset: str | None = None, *, results: Path | str | None
     return Plan(e, preset, len(configs) - len(missing), first, more, gib)
 
 
-def is_one_run(e: Experiment, preset: str) -> bool:
+def is_one_run(e: Table, preset: str) -> bool:
     """Whether a table's rows are results that have to be of one process."""
     return e.worth.one_run and preset != "small"
 
 
-def _missing(e: Experiment, preset: str, here: list[dict[str, str]]) -> list[Row]:
+def _missing(e: Table, preset: str, here: list[dict[str, str]]) -> list[Row]:
     """The configurations without a fresh row; where they must be of one run, all that this process hasn't measured."""
     missing = [config for config in e.configurations(preset) if not is_fresh(e, config, preset, here)]
     if not missing or not is_one_run(e, preset):
@@ -120,14 +119,14 @@ def _missing(e: Experiment, preset: str, here: list[dict[str, str]]) -> list[Row
     return [config for config in e.configurations(preset) if not is_fresh(e, config, preset, of_this_run)]
 
 
-def _failed(e: Experiment, config: Row, preset: str, here: list[dict[str, str]]) -> bool:
+def _failed(e: Table, config: Row, preset: str, here: list[dict[str, str]]) -> bool:
     """Whether a configuration was tried, and its row says that it failed."""
     identity = e.identity(preset)
     rows = [row for row in here if row["preset"] == preset and store.key(row, identity) == store.key(config, identity)]
     return bool(rows) and all(row[store.STATUS].startswith(FAILED) for row in rows)
 
 
-def _noisy(e: Experiment, preset: str, here: list[dict[str, str]]) -> list[Row]:
+def _noisy(e: Table, preset: str, here: list[dict[str, str]]) -> list[Row]:
     """The configurations whose fresh rows are noisy."""
     identity = e.identity(preset)
     keys = {store.key(row, identity) for row in here if row["preset"] == preset and row.get("noisy")}
@@ -185,7 +184,7 @@ def missing(jobs: Iterable[Pending]) -> list[str]:
     return [f"missing: {len(jobs)} rows, {minutes(_sum(jobs))} minutes", *lines] if jobs else []
 
 
-def is_fresh(e: Experiment, config: Row, preset: str, rows: Iterable[dict[str, str]]) -> bool:
+def is_fresh(e: Table, config: Row, preset: str, rows: Iterable[dict[str, str]]) -> bool:
     """Whether the configuration has rows of this method and release of torch, none failed.
 
     A row whose status names a missing dependency is fresh until that is installed.
@@ -273,14 +272,14 @@ def _sum(jobs: Iterable[Pending]) -> float | None:
     return None if None in seconds else sum(seconds)
 
 
-def _recorded(e: Experiment, results: Path | str | None) -> list[dict[str, str]]:
+def _recorded(e: Table, results: Path | str | None) -> list[dict[str, str]]:
     """All machines' rows of a table that hold figures."""
     folders = [*store.devices(results), *store.devices(results, cpu=True)]
     files = [store.path(folder, e.chapter, e.table, results) for folder in folders]
     return [row for file in files for row in store.whole_rows(file) if row[store.STATUS] == "ok"]
 
 
-def _expected(e: Experiment, preset: str, configs: list[Row], recorded: list[dict[str, str]]) -> list[float | None]:
+def _expected(e: Table, preset: str, configs: list[Row], recorded: list[dict[str, str]]) -> list[float | None]:
     """Seconds of each configuration; None where neither rows of the preset nor the declaration tell."""
     identity = e.identity(preset)
     times: dict[tuple[str, ...], list[float]] = {}
@@ -292,7 +291,7 @@ def _expected(e: Experiment, preset: str, configs: list[Row], recorded: list[dic
     return [known.get(store.key(config, identity), typical) for config in configs]
 
 
-def _largest(e: Experiment, preset: str, recorded: list[dict[str, str]]) -> float | None:
+def _largest(e: Table, preset: str, recorded: list[dict[str, str]]) -> float | None:
     """The largest peak memory in GiB that rows of the preset's sizes tell."""
     if not e.memory_here:
         return None

@@ -20,18 +20,18 @@ from unittest.mock import patch
 from ..lab import machine
 from ..lab.process import end_with_parent
 from . import store
-from .experiment import FAILED, Experiment
 from .runner import measure
+from .table import FAILED, Table
 
 TABLE_S = 120.0  # a table that takes longer hangs
 CORES_OF_ONE = {"cpu": 1, "cuda": 3}  # that a process is given
 
 
-def rehearse(experiments: Iterable[Experiment], tell: Callable[[str], None] = print) -> list[str]:
+def rehearse(experiments: Iterable[Table], tell: Callable[[str], None] = print) -> list[str]:
     """The faults, one a line, after all tables have run; `tell` gets a line as soon as a table is done."""
     kind = machine.device().type
     processes = max((os.cpu_count() or 1) // CORES_OF_ONE[kind], 1)
-    tables: queue.SimpleQueue[Experiment] = queue.SimpleQueue()
+    tables: queue.SimpleQueue[Table] = queue.SimpleQueue()
     for e in sorted(experiments, key=lambda e: -len(e.configurations("small")) * (e.worth.cpu or 1.0)):
         tables.put(e)  # the longest first
     of_processes = {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": str(CORES_OF_ONE[kind])}  # and of those that they start
@@ -72,7 +72,7 @@ def _drain(tables: queue.SimpleQueue) -> None:
             tables.get_nowait()
 
 
-def _small_rows(e: Experiment) -> list[str]:
+def _small_rows(e: Table) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         measure([e], "small", results=folder)
         rows = [row for file in Path(folder).rglob("*.csv") for row in store.read_rows(file)]

@@ -23,7 +23,7 @@ from ..lab import ceilings, files, machine
 from ..lab.cpu import keep_pages, release_pages
 from ..lab.timing import synchronize
 from . import plan, store
-from .experiment import FAILED, Experiment
+from .table import FAILED, Table
 
 LOCK = Path(tempfile.gettempdir()) / "deep-learning-speed-measure.lock"
 LONGEST = 200  # characters of an error in a row
@@ -49,7 +49,7 @@ class Progress:
 
 
 def measure(
-    experiments: Iterable[Experiment],
+    experiments: Iterable[Table],
     preset: str | None = None,
     *,
     seconds: float | None = None,
@@ -74,7 +74,7 @@ def measure(
         return _measure(list(experiments), preset, seconds, results)
 
 
-def _measure(experiments: list[Experiment], preset: str, seconds: float | None, results: Path | str | None) -> Progress:
+def _measure(experiments: list[Table], preset: str, seconds: float | None, results: Path | str | None) -> Progress:
     began, gpu = time.perf_counter(), machine.slug(machine.device_name())
     stored = [row for e in experiments for row in store.read_rows(_file(gpu, e, results))]
     for folder in {_file(gpu, e, results).parent for e in experiments if e.configurations(preset)}:
@@ -140,7 +140,7 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def measured_rows(e: Experiment, config: store.Row, rates: list[float] | None = None) -> tuple[list[store.Row], float]:
+def measured_rows(e: Table, config: store.Row, rates: list[float] | None = None) -> tuple[list[store.Row], float]:
     """One configuration's rows, each with the machine's load and the reasons it is noisy, and by how much it is.
 
     That is the largest factor by which a limit is exceeded. If `rates` are given, those of matrix products beside the
@@ -193,7 +193,7 @@ def _in_a_line(error: Exception) -> str:
 
     Raises it again if it has left the device unusable.
     """
-    text = str(error).replace(f"{machine.project_root()}{os.sep}", "")
+    text = str(error).replace(f"{files.project_root()}{os.sep}", "")
     if type(error).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return text
     try:
@@ -204,12 +204,12 @@ def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text.partition(chr(10))[0]}"[:LONGEST]
 
 
-def provenance(e: Experiment, preset: str) -> store.Row:
+def provenance(e: Table, preset: str) -> store.Row:
     """The provenance columns of a row."""
     known = machine.environment()
     origin = {name: known[name] for name in store.PROVENANCE if name in known}
     return origin | {"preset": preset, "method": e.version, store.PROCESS: machine.BEGAN}
 
 
-def _file(gpu: str, e: Experiment, results: Path | str | None) -> Path:
+def _file(gpu: str, e: Table, results: Path | str | None) -> Path:
     return store.path(gpu, e.chapter, e.table, results)

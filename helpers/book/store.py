@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..lab import files
-from ..lab.machine import project_root
-from ..lab.rows import STATUS, Row
+from ..lab import STATUS, Row, files
+from ..lab.files import project_root
 
 PROVENANCE = ["preset", "gpu", "driver", "torch", "cuda", "date", "commit", "method"]
 SECONDS = "seconds"  # that its configuration took, all attempts together

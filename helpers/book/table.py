@@ -6,12 +6,14 @@ def ladder(model, sequence, step) -> Row: …          # one configuration, meas
 @ladder.numbers(needs=[ceilings], beside=[pairs])
 def _(rows, ceilings, pairs) -> Ladder: …            # a small dataclass, or a namespace, of numbers and frames
 
-numbers = ladder.on("nvidia-h200")                   # those of one machine; nothing chooses a machine
+rows = ladder("small")                               # all configurations of a class of machine, measured: a DataFrame
+numbers = ladder.on("nvidia-h200")                   # those of one machine's records; nothing chooses a machine
 
 Numbers that belong to no table alone are declared as `@numbers_of([ceilings, modules])` and read by `.on`, too.
 """
 
-from collections.abc import Callable, Sequence
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -20,21 +22,179 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..lab.estimate import todays
-from ..lab.rows import STATUS, Row
+from ..lab import STATUS, Row, missing_because
+from ..lab.device_share import DEVICE_SHARE
+from ..lab.memory import OUT_OF_MEMORY, free_memory, is_out_of_memory
 from . import store
-from .experiment import ColumnError, Experiment, Worth
+from .store import PROVENANCE, RUN
 from .values import is_noisy, lacking
 
-Tables = Sequence[Experiment]
-NO_WORTH = Worth(1, "")
+FAILED = "failed: "
+BF16 = {"bf16", "bfloat16"}  # as configurations name it; on a GPU without bf16 units it would time an emulation
+# What a trial, and a GPU, add to a row beside its times; every table may have them.
+OF_PROGRAMS = ("ended", "luck", "dropped", "matmul_before", "matmul_after")
+TRIAL = ("ratio", "low", "high", "pairs", "starts", "verdict", *OF_PROGRAMS)
+OTHER_ROWS = 0.1  # of a headline row's worth
+UNORDERED, LAST = 50, 99  # places in the order of a GPU's rows: of those that declare none, and after them
+
+Tables = Sequence["Table"]
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What a table brings to somebody with little time, and what it costs.
+
+    `row` is the worth of a headline row, from 1 to 100; any other row's is a tenth of it. Headline rows have one of the
+    values that `headline` names for each column; without it all are. `answers` is the question of the task. `cpu`,
+    `gpu` and `big_gpu` are seconds of a configuration, until a machine of that class has recorded them.
+
+    On a GPU, whose minutes are few, headline rows come in the order of `on_gpu` where tables declare one: `LAST` after
+    all others. A table in `one_run` compares rows with each other: it is measured whole, by one process.
+    """
+
+    row: float
+    answers: str
+    cpu: float | None = None
+    gpu: float | None = None
+    big_gpu: float | None = None
+    headline: Mapping[str, tuple] = field(default_factory=dict)
+    on_gpu: int | None = None
+    one_run: bool = False
+
+    def of(self, config: Row) -> float:
+        on_page = all(config.get(name) in values for name, values in self.headline.items())
+        return self.row if on_page else self.row * OTHER_ROWS
+
+    def place(self, config: Row, preset: str) -> int:
+        """Where a configuration stands in the order of a GPU's rows; elsewhere all have one place."""
+        ordered = self.on_gpu is not None and preset in ("gpu", "big-gpu")
+        return self.on_gpu if ordered and (self.one_run or self.of(config) == self.row) else UNORDERED
+
+    def seconds(self, preset: str) -> float | None:
+        on_gpu = self.big_gpu if self.gpu is None or preset == "big-gpu" else self.gpu
+        return self.cpu if preset in ("cpu", "small") else on_gpu
+
+
+class ColumnError(ValueError):
+    """A table whose columns aren't those that it declares."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a chapter. Raise `version` when the method changes: older records then count as stale.
+
+    `columns` are those that a measured row adds to its configuration; one that not every row has ends in "?". Another
+    column, or a missing one, is an error when a row is measured, and a missing one when it is read.
+
+    `missing` says of a configuration, which it is given as keywords, why it can't run on this machine ("" if it can): a
+    row then holds that as its status, and planning tells it without measuring.
+    `same_work`: all runs of a row do the same work, so that a wide spread is noise and a reason to measure again.
+    `memory_here`: a row's peak is this machine's, and not that of a simulated or predicted one.
+    `timed`: its figures depend on how fast the machine is; no load changes a loss, and a trial in pairs
+    drops those that were disturbed itself: neither is measured again.
+    `worth` decides what is measured first where time is short.
+    """
+
+    chapter: str
+    table: str
+    measure: Callable[..., Row | list[Row]]
+    presets: Mapping[str, list[Row]]
+    version: int
+    same_work: bool = True
+    missing: Callable[..., str] | None = None
+    columns: tuple[str, ...] = ()
+    memory_here: bool = True
+    timed: bool = True
+    worth: Worth = Worth(1, "")
+    _view: "list[View]" = field(default_factory=list, compare=False)  # set once, by `numbers`
+
+    def __reduce__(self) -> tuple:
+        """Another process finds a table by its name: its module holds it in place of the function."""
+        return pkgutil.resolve_name, (f"{self.measure.__module__}:{self.measure.__name__}",)
+
+    @property
+    def name(self) -> str:
+        return f"{self.chapter}/{self.table}"
+
+    @property
+    def declared(self) -> tuple[list[str], list[str]]:
+        """The columns that each measured row has, and those that some have."""
+        optional = [name.removesuffix("?") for name in self.columns if name.endswith("?")]
+        return [name for name in self.columns if not name.endswith("?")], optional
+
+    def configurations(self, preset: str) -> list[Row]:
+        """The configurations for a class of machine; empty if the experiment is for another class."""
+        if preset not in self.presets:
+            raise ValueError(f"unknown preset {preset!r}; valid: {', '.join(self.presets)}")
+        return self.presets[preset]
+
+    def identity(self, preset: str) -> list[str]:
+        """The columns that identify a row's configuration."""
+        return list(dict.fromkeys(name for config in self.configurations(preset) for name in config))
+
+    def missing_because(self, config: Row) -> str:
+        """Why a configuration can't run on this machine, as its row's status; "" if it can."""
+        words = {word for value in config.values() for word in str(value).split(" + ")}
+        if BF16 & words and (reason := missing_because("native bf16")):
+            return reason
+        return self.missing(**config) if self.missing else ""
+
+    def rows(self, config: Row) -> list[Row]:
+        """Measure one configuration. If memory runs out, or it can't run here, the row's status says so."""
+        if reason := self.missing_because(config):
+            return [config | {STATUS: reason}]
+        try:
+            measured = self.measure(**config)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            measured = {STATUS: OUT_OF_MEMORY}
+        finally:
+            free_memory()
+        rows = measured if isinstance(measured, list) else [measured]
+        if self.columns:
+            for row in rows:
+                self._check(row, config)
+        return [config | {STATUS: "ok"} | row for row in rows]
+
+    def _check(self, row: Row, config: Row) -> None:
+        required, optional = self.declared
+        if row.get(STATUS, "ok") != "ok":
+            return
+        if absent := [name for name in required if name not in row and name not in config]:
+            raise ColumnError(f"{self.name}: a row lacks {', '.join(absent)}")
+        allowed = {*required, *optional, *config, STATUS, *TRIAL, DEVICE_SHARE}
+        if taken := sorted({*PROVENANCE, *RUN} & {*row}):
+            raise ColumnError(f"{self.name}: a record itself says {', '.join(taken)} of a row")
+        if unknown := [name for name in row if name not in allowed]:
+            raise ColumnError(f"{self.name} declares no column {', '.join(unknown)}")
+
+    def __call__(self, preset: str = "small") -> pd.DataFrame:
+        return pd.DataFrame([row for config in self.configurations(preset) for row in self.rows(config)])
+
+    def numbers(self, *, needs: Tables = (), beside: Tables = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Declare the function from this table's measured rows, and those of other tables, to numbers."""
+
+        def declare(compute: Callable[..., Any]) -> Callable[..., Any]:
+            self._view[:] = [View(compute, (self, *needs), beside)]
+            return compute
+
+        return declare
+
+    def of_rows(self, rows: pd.DataFrame, *others: pd.DataFrame) -> Any:
+        """The numbers of these rows."""
+        return self._view[0].of_rows(rows, *others)
+
+    def on(self, machine: str) -> "OnMachine":
+        """The numbers of the rows that a machine, the name of a folder of records, has recorded."""
+        return self._view[0].on(machine)
 
 
 @dataclass(frozen=True)
 class Results:
     """What a machine, the name of its folder, has recorded of an experiment at the sizes of its class."""
 
-    experiment: Experiment
+    experiment: Table
     rows: pd.DataFrame
 
     @property
@@ -63,7 +223,7 @@ class Results:
         return " ".join(notes)
 
 
-def recorded(experiment: Experiment, machine: str) -> Results:
+def recorded(experiment: Table, machine: str) -> Results:
     """The rows of a machine; those of the small preset are no results."""
     rows = store.read(machine, experiment.chapter, experiment.table)
     if len(rows):
@@ -71,12 +231,10 @@ def recorded(experiment: Experiment, machine: str) -> Results:
     if not len(rows):
         return Results(experiment, pd.DataFrame())
     rows = with_declared(experiment, rows)
-    if "verdict" in rows:
-        rows = rows.assign(verdict=rows["verdict"].map(todays, na_action="ignore"))
     return Results(experiment, _in_order(experiment, rows["preset"].iloc[0], rows))
 
 
-def with_declared(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
+def with_declared(experiment: Table, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with all declared columns: an optional one that no row has is empty, another one raises."""
     required, optional = experiment.declared
     if (rows[STATUS] == "ok").any() and (absent := [name for name in required if name not in rows]):
@@ -84,7 +242,7 @@ def with_declared(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(**{name: np.nan for name in optional if name not in rows})
 
 
-def _in_order(experiment: Experiment, preset: str, rows: pd.DataFrame) -> pd.DataFrame:
+def _in_order(experiment: Table, preset: str, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows in the order of their configurations: in a file, one that was measured again stands at the end."""
     identity, configs = experiment.identity(preset), experiment.configurations(preset)
     position = {store.key(config, identity): place for place, config in enumerate(configs)}
@@ -112,30 +270,6 @@ class View:
 def numbers_of(needs: Tables, beside: Tables = ()) -> Callable[[Callable[..., Any]], View]:
     """Make a `View` of a function of these tables' rows."""
     return lambda compute: View(compute, needs, beside)
-
-
-@dataclass(frozen=True)
-class Table(Experiment):
-    """An experiment that knows its numbers, too."""
-
-    _view: list[View] = field(default_factory=list, compare=False)  # set once, by `numbers`
-
-    def numbers(self, *, needs: Tables = (), beside: Tables = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Declare the function from this table's measured rows, and those of other tables, to numbers."""
-
-        def declare(compute: Callable[..., Any]) -> Callable[..., Any]:
-            self._view[:] = [View(compute, (self, *needs), beside)]
-            return compute
-
-        return declare
-
-    def of_rows(self, rows: pd.DataFrame, *others: pd.DataFrame) -> Any:
-        """The numbers of these rows."""
-        return self._view[0].of_rows(rows, *others)
-
-    def on(self, machine: str) -> "OnMachine":
-        """The numbers of the rows that a machine, the name of a folder of records, has recorded."""
-        return self._view[0].on(machine)
 
 
 class OnMachine:
@@ -185,15 +319,11 @@ def table(
     cpu: list[Row] | None = None,
     gpu: list[Row] | None = None,
     big_gpu: list[Row] | None = None,
-    version: int = 1,
-    same_work: bool = True,
-    missing: Callable[..., str] | None = None,
     columns: str | Sequence[str] = (),
-    memory_here: bool = True,
-    timed: bool = True,
-    worth: Worth = NO_WORTH,
+    version: int = 1,
+    **fields: Any,
 ) -> Callable[[Callable[..., Row | list[Row]]], Table]:
-    """Make a `Table` of a function in `helpers/chapters/<chapter>/<table>.py`.
+    """Make a `Table` of a function in `helpers/chapters/<chapter>/<table>.py`; `fields` are others of the `Table`'s.
 
     `columns` may be one string of names: `columns="median_ms n peak_gib?"`.
 
@@ -205,7 +335,7 @@ def table(
     names = tuple(columns.split()) if isinstance(columns, str) else tuple(columns)
 
     def wrap(measure: Callable[..., Row | list[Row]]) -> Table:
-        chapter, flags = measure.__module__.split(".")[-2], (memory_here, timed, worth)
-        return Table(chapter, measure.__name__, measure, presets, version, same_work, missing, names, *flags)
+        chapter = measure.__module__.split(".")[-2]
+        return Table(chapter, measure.__name__, measure, presets, version, columns=names, **fields)
 
     return wrap

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..lab.machine import project_root
+from ..lab.files import project_root
 from .check import Check, Checker, Line
 
 TOLERANCE = 0.005  # of either end of the band, where an answer names no other

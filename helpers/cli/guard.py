@@ -6,18 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .shared import (
-    MORE,
-    UNDECIDED,
-    add_markdown,
-    add_script,
-    count,
-    fail,
-    prints_on_stderr,
-    script_failed,
-    script_of,
-    show_markdown,
-)
+from . import shared
 
 if TYPE_CHECKING:
     from ..guard.blocks import Guard
@@ -27,24 +16,24 @@ ABOUT = "Fail where an iteration of a script has more to do than was written dow
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--steps", type=count, default=3, metavar="N", help="iterations to count (default: 3)")
-    add("--after", dest="warm_up", type=count, default=3, metavar="N", help="not counted (default: 3)")
+    add("--steps", type=shared.count, default=3, metavar="N", help="iterations to count (default: 3)")
+    add("--after", dest="warm_up", type=shared.count, default=3, metavar="N", help="not counted (default: 3)")
     add("--update", action="store_true", help="write down anew what it does, and print the difference")
-    add_markdown(parser)
-    add_script(parser)
+    shared.add_markdown(parser)
+    shared.add_script(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from ..guard.blocks import Guard
     from ..guard.record import FILE
 
-    script, *arguments = script_of(options)
+    script, *arguments = shared.script_of(options)
     folder = Path.cwd() if options.module else Path(script).resolve().parent
     guarding = Guard(folder / FILE, update=options.update)
-    with prints_on_stderr() if options.markdown == "-" else contextlib.nullcontext():
+    with shared.prints_on_stderr() if options.markdown == "-" else contextlib.nullcontext():
         code = _guard(guarding, script, arguments, options)
     if options.markdown and guarding.comparison and os.environ.get("RANK", "0") == "0":  # one file of all ranks
-        show_markdown(options.markdown, guarding.comparison.markdown())
+        shared.show_markdown(options.markdown, guarding.comparison.markdown())
     return code
 
 
@@ -58,9 +47,9 @@ def _guard(guarding: "Guard", script: str, arguments: list[str], options: argpar
         code = guard_script(guarding, script, arguments, **counted)
     except MoreWork as more:
         print(more)
-        return MORE
+        return shared.MORE
     except CannotGuard as error:
-        return fail(error, 1)
+        return shared.fail(error, 1)
     except Exception as error:  # the script's own
-        return script_failed(error, options)
-    return fail(f"{script} ended with code {code}", 1) if code in (MORE, UNDECIDED) else code
+        return shared.script_failed(error, options)
+    return shared.fail(f"{script} ended with code {code}", 1) if code in (shared.MORE, shared.UNDECIDED) else code

@@ -11,7 +11,7 @@ from . import BEGAN
 from .shared import Wrong, add_results, fail, positive
 
 if TYPE_CHECKING:
-    from ..book import Experiment
+    from ..book import Table
 
 ABOUT = "Measure what has no fresh record, and record each row when it is done."
 
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     return fail(f"{done.failed} configurations failed: the status column says why", 1) if done.failed else 0
 
 
-def _check(chosen: "list[Experiment]") -> int:
+def _check(chosen: "list[Table]") -> int:
     from ..book.rehearsal import rehearse
 
     faults = rehearse(chosen, functools.partial(print, flush=True))
@@ -59,7 +59,7 @@ def _check(chosen: "list[Experiment]") -> int:
     return fail(f"{len(faults)} faults in {len(chosen)} tables", 1) if faults else 0
 
 
-def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
+def _dry_run(chosen: "list[Table]", options: argparse.Namespace) -> int:
     from ..fit import this_memory_gib
     from ..lab import device
 
@@ -69,7 +69,7 @@ def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
     return 0
 
 
-def _plan_elsewhere(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
+def _plan_elsewhere(chosen: "list[Table]", options: argparse.Namespace) -> int:
     from ..book.elsewhere import as_if_on
 
     try:
@@ -81,7 +81,7 @@ def _plan_elsewhere(chosen: "list[Experiment]", options: argparse.Namespace) -> 
     return 0
 
 
-def _print_plan(chosen: "list[Experiment]", options: argparse.Namespace, memory_gib: float) -> None:
+def _print_plan(chosen: "list[Table]", options: argparse.Namespace, memory_gib: float) -> None:
     from ..book import plan
 
     again = options.seconds is not None

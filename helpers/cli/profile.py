@@ -8,18 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .shared import (
-    add_formats,
-    add_script,
-    count,
-    diagnosed,
-    fail,
-    positive,
-    prints_on_stderr,
-    script_failed,
-    script_of,
-    tell,
-)
+from . import shared
 
 if TYPE_CHECKING:
     from ..script.observation import Observation
@@ -30,37 +19,37 @@ ABOUT = "Run a training script as it is, profile a few iterations, and diagnose 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--steps", type=count, default=8, metavar="N", help="iterations to record (default: 8)")
-    add("--after", type=count, metavar="N", help="iterations before (default: 10, or as it needs)")
+    add("--steps", type=shared.count, default=8, metavar="N", help="iterations to record (default: 8)")
+    add("--after", type=shared.count, metavar="N", help="iterations before (default: 10, or as it needs)")
     add("--continue", dest="go_on", action="store_true", help="let the script go on to its end")
     add("--until-epoch", action="store_true", help="watch until an epoch has ended, or an evaluation")
     about = "watch so long, for steps that get slower and what grows with them"
-    add("--watch", dest="minutes", type=positive, default=0.0, metavar="MINUTES", help=about)
-    add("--limit", type=positive, default=120.0, metavar="S", help="from the first step on (default: 120)")
+    add("--watch", dest="minutes", type=shared.positive, default=0.0, metavar="MINUTES", help=about)
+    add("--limit", type=shared.positive, default=120.0, metavar="S", help="from the first step on (default: 120)")
     add("--output", type=Path, metavar="DIR", help="where to save (default: profile-SCRIPT)")
-    add_formats(parser)
-    add_script(parser)
+    shared.add_formats(parser)
+    shared.add_script(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from ..script.recording import NothingRecorded, record_script
     from ..script.windows import Plan
 
-    script, *arguments = script_of(options)
+    script, *arguments = shared.script_of(options)
     plan = Plan(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Plan)})
     how = {"module": bool(options.module), "output": options.output}
-    how |= {"tell": tell} if sys.stderr.isatty() else {}
+    how |= {"tell": shared.tell} if sys.stderr.isatty() else {}
     try:
-        with prints_on_stderr() if options.json else contextlib.nullcontext():
+        with shared.prints_on_stderr() if options.json else contextlib.nullcontext():
             recording = record_script(script, arguments, plan, **how)
     except NothingRecorded as error:
         if error.observation:
             _print_seen(error.observation)
-        return fail(error, 1)
+        return shared.fail(error, 1)
     except Exception as error:  # the script's own
         if type(error).__name__ == "OutOfMemoryError":
             _print_what_fills(error, options)
-        return script_failed(error, options)
+        return shared.script_failed(error, options)
     return (_print_diagnosis(options, recording) if recording.rank == 0 else 0) or recording.code or 0
 
 
@@ -85,9 +74,9 @@ def _print_what_fills(error: Exception, options: argparse.Namespace) -> None:
 
 def _print_diagnosis(options: argparse.Namespace, recording: "Recording") -> int:
     try:
-        diagnosis = diagnosed(recording.folder, options.html)
+        diagnosis = shared.diagnosed(recording.folder, options.html)
     except ValueError as error:
-        return fail(f"{error}; the profiles are in {recording.folder}", 1)
+        return shared.fail(f"{error}; the profiles are in {recording.folder}", 1)
     print(diagnosis.json() if options.json else diagnosis)
     print(*filter(None, [recording.note, f"saved in {recording.folder}"]), sep="\n", file=sys.stderr)
     return 0

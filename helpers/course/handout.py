@@ -12,7 +12,7 @@ from typing import Any
 
 from ..grading.cells import Cell
 from ..grading.exercises import EXERCISES, Exercise
-from ..lab.machine import project_root
+from ..lab.files import project_root
 from .cutting import stubs, without_pieces
 
 FILES = "LICENSE", "README.md", "USING.md", "pyproject.toml", "requirements.txt", "requirements-notebook.txt"

@@ -14,13 +14,10 @@ estimate(run, gpu, price)   the same with its cost and what would make it faster
 """
 
 from ..lab.cards import Card
-from .estimate import estimate, estimate_text, plan_run
-from .plan import Plan, fit, peak, text, this_memory_gib
-from .rank import rank_memory, rank_peak
-from .scaling import CLUSTERS, predict
+from .plan import Plan, estimate, estimate_text, fit, peak, plan_run, text, this_memory_gib
+from .ranks import CLUSTERS, predict, rank_memory, rank_peak, transfers
 from .speed import speed
 from .step import count, step_time
-from .traffic import transfers
 
 __all__ = [
     "CLUSTERS",

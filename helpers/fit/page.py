@@ -15,9 +15,8 @@ from typing import Any
 from ..lab.cards import cards
 from ..lab.memory import GIB
 from ..lab.process import without_ctrl_c, workers
-from .estimate import plan_run
 from .ledger import PARTS
-from .plan import MANY, Plan, peak
+from .plan import MANY, Plan, peak, plan_run
 from .speed import speed
 
 TEMPLATE = Path(__file__).with_name("templates") / "page.html"

@@ -12,8 +12,8 @@ The time of a token is a sum, and linear in three constants, which are fitted on
 - without a constant: the logits, the optimizer, collectives (the runs show none of them hidden: with half of their time
   hidden, errors grow by a tenth), bubbles of a pipeline, and launches where they take longer than all of this.
 
-The fit minimises absolute errors of logarithms; a source weighs as the root of its number of runs. The band holds four
-of five runs whose source the fit had not seen. All of it takes 0.1 s, once, and then 1 ms.
+The fit (`tests/calibrated_speed.py`) minimises absolute errors of logarithms; a source weighs as the root of its number
+of runs. The band holds four of five runs whose source the fit had not seen.
 """
 
 import csv
@@ -30,7 +30,7 @@ from ..lab.arguments import LARGEST
 from ..lab.cards import LAUNCH_US, Card, card, cards
 
 DATA = Path(__file__).with_name("data")
-LINK_SHARE, NETWORK_SHARE = 0.77, 0.94  # of a link's line rate, by collectives: helpers.fit.scaling's sources
+LINK_SHARE, NETWORK_SHARE = 0.77, 0.94  # of a link's line rate, by collectives: the sources are in `ranks.LINKS`
 MACHINE = 8  # GPUs
 LOGIT_BYTES = 12  # per token and word: logits and their gradient in 16 bits, each written once and read twice
 OPTIMIZER_BYTES = 26  # per parameter: gradient in 16 bits, weight and two moments in 32 are read, these written
@@ -50,18 +50,20 @@ NUMBERS = (
 )  # fmt: skip
 NAMES = ("gpu", *NUMBERS, "precision", "strategy", "act_ckpt")
 TOKENS = 16384  # of a micro-batch that isn't given
-HELD = 0.8  # share of the published runs that lie in the band
-TAILS = np.arange(10, 0, -1) / 100  # shares of runs beyond either end of the band, to choose from
+# Fitted: the constants of products, scores and bytes; and the ends of the band, as the logarithm of published over
+# predicted speed
+THETA = (1.0002392905037971, 9.852241406613862, 286.1856904329975)
+BAND = (-0.4317920720972007, 0.18466053260268814)
 UNSEEN = 1.5  # how many times wider a band is, on a logarithmic scale, outside what was fitted
 
 
 def speed(run: Mapping[str, Any], gpu: Card | None = None) -> dict[str, Any]:
     """Tokens a second and GPU of a run named as in published_runs.csv, and the band; `gpu` for a card of your own."""
     chosen = complete(run, gpu)
-    parts = seconds([chosen], fitted())[0]  # of a token
+    parts = seconds([chosen])[0]  # of a token
     per_gpu = 1 / sum(parts.values())
     notes = outside(chosen, parts)
-    low, high = (per_gpu * math.exp(q * UNSEEN ** min(len(notes), 2)) for q in band())
+    low, high = (per_gpu * math.exp(q * UNSEEN ** min(len(notes), 2)) for q in BAND)
     device, tokens = chosen["card"], chosen["global_batch_seqs"] * chosen["seq"]
     attended = 12 * chosen["layers"] * chosen["width"] * chosen["seq"]
     return {
@@ -211,7 +213,7 @@ def terms(runs: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(multiplied, 1), np.stack(fixed, 1)
 
 
-def seconds(runs: Sequence[Mapping[str, Any]], theta: np.ndarray) -> list[dict[str, float]]:
+def seconds(runs: Sequence[Mapping[str, Any]], theta: Sequence[float] = THETA) -> list[dict[str, float]]:
     """Seconds of a token of each run, by part."""
     parts = []
     for multiplied, fixed in zip(*terms(runs), strict=True):
@@ -230,74 +232,12 @@ def seconds(runs: Sequence[Mapping[str, Any]], theta: np.ndarray) -> list[dict[s
 
 @functools.cache
 def published() -> list[dict[str, Any]]:
-    """The published runs, completed."""
+    """The published runs, completed; `predicted` is the speed by a fit without the run's source."""
     with (DATA / "published_runs.csv").open(encoding="utf-8") as file:
-        return [row | complete(row) | {"tok_s_gpu": float(row["tok_s_gpu"])} for row in csv.DictReader(file)]
-
-
-def _arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of all published runs: what the constants multiply, seconds without one, seconds published, weights."""
-    multiplied, fixed = terms(published())
-    sources = [run["source"] for run in published()]
-    weights = np.array([sources.count(source) ** -0.5 for source in sources])
-    x = np.stack([multiplied[:, 0] + multiplied[:, 1], multiplied[:, 2], multiplied[:, 3]], 1)
-    return x, fixed[:, :3].sum(1), np.array([1 / run["tok_s_gpu"] for run in published()]), weights
-
-
-def _fit(x: np.ndarray, fixed: np.ndarray, measured: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The constants with the least absolute logarithmic errors: least squares, weighted anew by the last errors."""
-    theta = np.array([1.2, 10.0, 300.0])
-    for _ in range(200):
-        predicted = x @ theta + fixed
-        error = np.log(measured / predicted)
-        slope = x * theta / predicted[:, None]
-        weighted = slope * (weights / np.maximum(np.abs(error), 0.002))[:, None]
-        square = weighted.T @ slope
-        step = np.linalg.solve(square + 1e-6 * np.trace(square) * np.eye(3), weighted.T @ error)
-        theta = theta * np.exp(np.clip(step, -0.3, 0.3) * 0.7)
-        if np.abs(step).max() < 1e-4:
-            break
-    return theta
-
-
-@functools.cache
-def fitted() -> np.ndarray:
-    """The constants, fitted on all published runs: of products, scores and bytes."""
-    return _fit(*_arrays())
-
-
-@functools.cache
-def left_out(by: str = "source") -> np.ndarray:
-    """Tokens/s/GPU of each published run, predicted by a fit without its `source`, or without its `family` of GPUs."""
-    x, fixed, measured, weights = _arrays()
-    groups = np.array([run["source"] if by == "source" else run["gpu"].split("_")[0] for run in published()])
-    predicted = np.zeros(len(groups))
-    for group in sorted(set(groups)):
-        out = groups == group
-        predicted[out] = 1 / (x[out] @ _fit(x, fixed, measured, weights * ~out) + fixed[out])
-    return predicted
-
-
-@functools.cache
-def band() -> tuple[float, float]:
-    """Logarithms of published over predicted speed between which four of five runs lie whose source was left out, both
-    of the fit and of this band: the widest tails, alike on both sides, that the others leave."""
-    _, _, measured, weights = _arrays()
-    errors, sources = -np.log(measured * left_out()), np.array([run["source"] for run in published()])
-    for tail in TAILS:
-        within = np.zeros(len(errors), bool)
-        for source in set(sources):
-            out = sources == source
-            low, high = _between(errors[~out], weights[~out], tail)
-            within[out] = (low <= errors[out]) & (errors[out] <= high)
-        if weights[within].sum() >= HELD * weights.sum():
-            break
-    return _between(errors, weights, tail)
-
-
-def _between(errors: np.ndarray, weights: np.ndarray, tail: float) -> tuple[float, float]:
-    low, high = np.quantile(errors, (tail, 1 - tail), weights=weights, method="inverted_cdf")
-    return float(low), float(high)
+        rows = list(csv.DictReader(file))
+    return [
+        row | complete(row) | {name: float(row[name] or "nan") for name in ("tok_s_gpu", "predicted")} for row in rows
+    ]
 
 
 def outside(run: Mapping[str, Any], parts: Mapping[str, float]) -> list[str]:

@@ -30,7 +30,7 @@ from ..rush.rates import flops_per_token
 from .fused import Compiler
 from .ledger import COUNTED_LAYERS, Ledger, Peak, deepened, split_step
 from .meter import Kernel, Meter
-from .speed import band
+from .speed import BAND
 
 # Shares of a copy's rate, measured on an H200: of plain RMSNorms, forward and backward, by the bytes that `Meter`
 # counts, and of compiled ones by the least bytes (rush/norms, medians); of fused AdamW with 10⁹ parameters (rush/adam).
@@ -75,7 +75,7 @@ def step_time(setup: Setup, card: Card) -> dict[str, Any]:
     waits = 0.0 if setup.cuda_graph else max(host - sum(parts.values()), 0.0)  # of the device for the host
     parts["launches"] = waits
     tokens_per_s = setup.batch * setup.sequence / sum(parts.values())
-    low, high = (tokens_per_s * math.exp(side) for side in band())
+    low, high = (tokens_per_s * math.exp(side) for side in BAND)
     mfu = tokens_per_s * flops_per_token(setup.model, setup.sequence) / (1e12 * card.bf16_tflops)
     step_ms = 1e3 * sum(parts.values())
     return {"tokens_per_s": tokens_per_s, "low": low, "high": high, "step_ms": step_ms, "mfu": mfu, "parts": parts}

@@ -36,8 +36,7 @@ from IPython import get_ipython
 from IPython.display import display
 
 from ..checks.check import MISSING, RAISES, Check, Checker, answers, told
-from ..lab.files import cache_folder
-from ..lab.machine import project_root
+from ..lab.files import cache_folder, project_root
 from ..lab.memory import GIB, system_bytes
 from ..lab.process import end_with_parent
 from ..script import landlock

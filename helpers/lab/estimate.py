@@ -3,7 +3,7 @@
 A pair is two turns that follow each other, A B or B A; its log ratio is free of the machine's drift. A start is one
 life of the two programs: each process has luck of its own (where its memory lies, which core it is on) that no number
 of pairs averages out. So the interval has two parts: the spread of the pairs within a start, and the luck of the
-starts, whose variance is estimated from the starts together with what null trials showed before (`trials.start_noise`).
+starts, whose variance is estimated from the starts together with what null trials showed before (`trials.programs`).
 
 The centre of a start is the mean of its pairs without the lowest and the highest fifth, and its error follows from what
 was cut (Yuen 1974). Simulated with pairs that scatter by 5 %, 32 of them exclude an effect of 5 % in 96 % of null
@@ -14,7 +14,6 @@ it is nearer to 1 than that; else undecided, with the effect that such a trial d
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
@@ -67,16 +66,6 @@ class Estimate:
 def verdict_class(verdict: str) -> str:
     """`EFFECT`, `NONE` or `UNDECIDED`."""
     return EFFECT if verdict in (FASTER, SLOWER) else NONE if verdict.startswith(NONE) else UNDECIDED
-
-
-def todays(verdict: str) -> str:
-    """A verdict of an older record, "no difference above 24 %" of whatever size, as one of the three."""
-    bound = re.fullmatch(r"no difference above ([\d.]+) %", verdict)
-    if not bound:
-        return verdict
-    return (
-        f"{NONE} above {bound[1]} %" if float(bound[1]) <= 100 * NEGLIGIBLE else f"{UNDECIDED}, excludes {bound[1]} %"
-    )
 
 
 def estimate(

@@ -1,4 +1,4 @@
-"""Atomic writing of files, locks, and the folder for downloads."""
+"""Atomic writing of files, locks, and where files lie: the project, and the folder for downloads."""
 
 import contextlib
 import errno
@@ -107,3 +107,14 @@ def check_writable(folder: Path | str, option: str) -> None:
 def cache_folder(cache: Path | str | None = None) -> Path:
     """The folder of cached files: `cache`, else `$HELPERS_CACHE`, else `~/.cache/deep-learning-speed`."""
     return Path(cache or os.environ.get("HELPERS_CACHE") or Path.home() / ".cache" / "deep-learning-speed")
+
+
+def project_root() -> Path:
+    """The folder with `notebooks/` and `data/`: the checkout that this package lies in, else the current folder.
+
+    `$HELPERS_ROOT` overrides both.
+    """
+    if "HELPERS_ROOT" in os.environ:
+        return Path(os.environ["HELPERS_ROOT"]).resolve()
+    checkout = Path(__file__).resolve().parents[2]
+    return checkout if (checkout / "notebooks").is_dir() else Path.cwd()

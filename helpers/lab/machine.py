@@ -165,17 +165,6 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
 
-def project_root() -> Path:
-    """The folder with `notebooks/` and `data/`: the checkout that this package lies in, else the current folder.
-
-    `$HELPERS_ROOT` overrides both.
-    """
-    if "HELPERS_ROOT" in os.environ:
-        return Path(os.environ["HELPERS_ROOT"]).resolve()
-    checkout = Path(__file__).resolve().parents[2]
-    return checkout if (checkout / "notebooks").is_dir() else Path.cwd()
-
-
 def installed(peer: str) -> str | None:
     """The version of an optional dependency, or None. Imports nothing.
 

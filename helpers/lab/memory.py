@@ -105,6 +105,20 @@ def end_loader_workers() -> None:
         iterator._shutdown_workers()
 
 
+def free_memory() -> None:
+    """Free the last configuration's memory, so that all configurations start from the same state.
+
+    Loaders' workers end first: each would be waited for in vain for five seconds where its loader is garbage. This
+    includes cuBLAS's workspaces, which count as allocated: CUDA graphs captured before must not be replayed after.
+    """
+    end_loader_workers()
+    gc.collect()
+    if device().type == "cuda":
+        if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):  # torch has no public function for it
+            torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
+
 def peak_memory(fn: Callable[[], Any]) -> Memory:
     """The peak of allocated bytes on `device()` while `fn()` runs, after a reset.
 

@@ -5,8 +5,11 @@ whether products with the same input are fused. The defaults are plain torch, wi
 """
 
 import math
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,38 +31,10 @@ class RopeScaling:
     original_length: int = 8192
 
 
-# Sizes by name; other arguments have the constructor's defaults.
-PRESETS = {
-    "tiny": {  # trains on a CPU
-        "vocab_size": 512, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "feedforward_size": 192,
-        "max_length": 4096, "scaling": RopeScaling(factor=32.0, original_length=256),
-    },
-    # bytes of text, for two cores, a small GPU and a large one; a tied embedding learns slower at first
-    "bytes-1m": {
-        "vocab_size": 256, "width": 128, "layers": 4, "heads": 4, "kv_heads": 4, "feedforward_size": 384,
-        "max_length": 2048, "theta": 1e4, "tied": False,
-    },
-    "bytes-5m": {
-        "vocab_size": 256, "width": 256, "layers": 6, "heads": 4, "kv_heads": 4, "feedforward_size": 768,
-        "max_length": 2048, "theta": 1e4, "tied": False,
-    },
-    "bytes-27m": {
-        "vocab_size": 256, "width": 512, "layers": 8, "heads": 8, "kv_heads": 8, "feedforward_size": 1536,
-        "max_length": 2048, "theta": 1e4, "tied": False,
-    },
-    "llama-60m": {  # what a CPU trains in seconds a step
-        "vocab_size": 8192, "width": 768, "layers": 8, "heads": 12, "kv_heads": 4, "feedforward_size": 2048,
-        "max_length": 8192,
-    },
-    "llama-3.2-1b": {
-        "vocab_size": 128256, "width": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "feedforward_size": 8192,
-        "scaling": RopeScaling(factor=32.0),
-    },
-    "llama-3.1-8b": {
-        "vocab_size": 128256, "width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "feedforward_size": 14336,
-        "scaling": RopeScaling(factor=8.0), "tied": False,
-    },
-}  # fmt: skip
+# The arguments of each size by its name
+PRESETS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+for _size in PRESETS.values():
+    _size |= {"scaling": RopeScaling(**_size["scaling"])} if "scaling" in _size else {}
 
 INIT_STD = 0.02
 

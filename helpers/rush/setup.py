@@ -3,7 +3,9 @@ step by step, each one change from its baseline."""
 
 import dataclasses
 import itertools
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -192,77 +194,16 @@ class Setup:
 
 START = "no optimisation"
 
-# On a GPU: step -> what it changes, in order
-STEPS = {
-    "TF32": {"precision": "tf32"},
-    "mixed precision": {"precision": "amp-bf16"},
-    "fused AdamW": {"optimizer": "fused"},
-    "FlashAttention": {"attention": "flash"},
-    "cuDNN attention": {"attention": "cudnn"},
-    "compile": {"compile": "regional"},
-    "bf16 residual stream": {"residual": "bf16"},
-    "fused projections": {"fused": True},
-    "chunked cross-entropy": {"head": "chunked"},
-    "CUDA graph": {"cuda_graph": True},
-    "batch 4": {"batch": 4},
-    "batch 8": {"batch": 8},
-    "batch 16": {"batch": 16},
-    "FlashAttention, captured": {"attention": "flash"},
-    "larger chunks": {"logits_gib": 4},
-    "optimizer in backward": {"optimizer": "in backward"},
-    "max-autotune": {"compile": "regional max-autotune"},
-    "F.linear_cross_entropy": {"head": "torch"},
-    "8-bit optimizer state": {"optimizer": "8-bit"},
-    "float8": {"float8": "tensorwise"},
-    "float8 by rows": {"float8": "rowwise"},
-    "Triton RMSNorm": {"norm": "triton"},
-    "Triton RMSNorm with residual": {"norm": "triton residual"},
-    "Triton SwiGLU": {"mlp": "level 2"},
+CHANGES = "changes what is computed"  # why a step is left
+_RUNGS = tomllib.loads(Path(__file__).with_name("ladder.toml").read_text(encoding="utf-8"))
+# Device type -> step -> what it changes, in order; and the steps that are left, with the reason
+LADDERS: dict[str, tuple[dict[str, dict[str, Any]], dict[str, str]]] = {
+    kind: (
+        {name: {field: value for field, value in rung.items() if field != "left"} for name, rung in rungs.items()},
+        {name: rung["left"] for name, rung in rungs.items() if "left" in rung},
+    )
+    for kind, rungs in _RUNGS.items()
 }
-
-# On a CPU, where the plain loop keeps its pages: else the kernel would clear them anew in each step
-CPU_STEPS = {
-    "fp32 products by oneDNN": {"precision": "fp32-onednn"},
-    "mixed precision": {"precision": "amp-bf16"},
-    "fused AdamW": {"optimizer": "fused"},
-    "FlashAttention": {"attention": "flash"},
-    "compile": {"compile": "regional"},
-    "chunked cross-entropy": {"head": "chunked"},
-    "blocked attention": {"attention": "blocked"},
-    "SwiGLU level 2": {"mlp": "level 2"},
-    "bf16 weights": {"precision": "bf16"},
-    "bf16 residual stream": {"residual": "bf16"},
-    "fused projections": {"fused": True},
-    "huge pages": {"allocator": "huge pages"},
-    "max-autotune": {"compile": "regional max-autotune"},
-    "batch 2": {"batch": 2},
-}
-
-# Steps that aren't the baseline of the following ones, with the reason. They stay in the table all the same.
-CHANGES = "changes what is computed"
-LEFT = {
-    "batch 16": "doubles the activations",
-    "FlashAttention, captured": "an alternative to cuDNN's",
-    "larger chunks": "takes 6 GiB more for logits and their gradient",
-    "optimizer in backward": "leaves no gradient to clip or to accumulate",
-    "max-autotune": "tunes the products of each shape in every run",
-    "F.linear_cross_entropy": "an alternative to chunked cross-entropy",
-    "8-bit optimizer state": CHANGES,
-    "float8": CHANGES,
-    "float8 by rows": CHANGES,
-    "Triton RMSNorm": "an alternative to the compiler's",
-    "Triton RMSNorm with residual": "an alternative to the compiler's",
-    "Triton SwiGLU": "an alternative to the compiler's",
-}
-CPU_LEFT = {
-    "blocked attention": "slower than torch's where a processor has AMX",
-    "huge pages": "a setting of the machine",
-    "max-autotune": "tunes the products of each shape in every run",
-    "bf16 weights": CHANGES,
-}
-# Device type -> steps, and those that are left
-LADDERS: dict[str, tuple[dict[str, dict[str, Any]], dict[str, str]]]
-LADDERS = {"cuda": (STEPS, LEFT), "cpu": (CPU_STEPS, CPU_LEFT)}
 PLAIN: dict[str, dict[str, Any]] = {"cuda": {}, "cpu": {"allocator": "kept"}}  # what the first rung has there
 
 

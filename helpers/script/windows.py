@@ -30,8 +30,7 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerAction, ProfilerActivity
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from ..lab import files
-from ..lab.machine import missing_because
+from ..lab import files, missing_because
 from .iterations import Pace
 from .loader_workers import Workers
 from .monitor import Monitor

@@ -21,40 +21,12 @@ from ..pictures import Photos, decode_photos, photo_files
 from ..pictures.clothing import PhotoFiles
 from ..pictures.datasets import EpochOrder
 from ..pictures.transforms import boxes_within, channel_constants, cut_on_device, middle_boxes, normalise, random_boxes
+from .sizes import sizes_of
 from .slow_parts import CollectedMetrics, with_slow_vit_parts
 from .switches import NO_FAULTS, Faults
 from .task import Batch, Task
 
-# `small` is for a CPU and for tests, `gpu` for a GPU of 8 GB. `classes` and the three below describe generated photos.
-# An epoch goes over all photos `passes` times. `width`: odd, fixed. `decoded_side`: of photos kept in memory.
-FULL: dict[str, Any] = {
-    "classes": 10,
-    "samples": 2560,
-    "validation_samples": 512,
-    "photo_size": (400, 533),
-    "passes": 1,
-    "model": {"image_size": 224, "patch_size": 32, "depth": 12, "heads": 4, "head_dim": 64, "mlp_size": 1024},
-    "width": (255, 256),
-    "dropout": 0.1,
-    "batch_size": 128,  # of the slow loop half a second, all of it on the host
-    "workers": 8,
-    "decoded_side": 256,
-    "learning_rate": 5e-4,
-}
-SWITCHED_SIZES: dict[str, dict[str, Any]] = {
-    "small": FULL | {
-        "classes": 4, "samples": 64, "validation_samples": 32, "photo_size": (100, 133), "decoded_side": 40,
-        "model": {"image_size": 32, "patch_size": 8, "depth": 2, "heads": 2, "head_dim": 16, "mlp_size": 64},
-        "width": (31, 32), "batch_size": 16, "workers": 1, "learning_rate": 1e-3,
-    },
-    "cpu": FULL | {
-        "classes": 4, "samples": 512, "validation_samples": 128, "photo_size": (900, 1200), "decoded_side": 128,
-        "model": {"image_size": 112, "patch_size": 16, "depth": 3, "heads": 4, "head_dim": 64, "mlp_size": 1024},
-        "dropout": 0.0, "batch_size": 16, "workers": 2,
-    },
-    "gpu": FULL | {"batch_size": 64, "workers": 4},
-    "full": FULL,
-}  # fmt: skip
+SWITCHED_SIZES = sizes_of("clothes")
 
 Feed = tuple[Callable[[int], Iterator[Batch]], Callable[[], Iterator[Batch]]]  # batches of an epoch; of validation
 

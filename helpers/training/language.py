@@ -15,74 +15,13 @@ from ..metrics import LMAccuracy, LMCrossEntropyLoss
 from ..models import GPT2LikeModel
 from ..text import Samples, SyntheticText, Vocab, WikiText, tokenize
 from ..text.vocab import SPECIALS
+from .sizes import sizes_of
 from .slow_parts import HostAccuracy, SpelledOutLoss, with_slow_gpt_parts
 from .switches import NO_FAULTS, Faults
 from .task import Batch, Task
 from .text_batches import FEEDS, batches_in_order, packed_batches, packed_variant, random_batches
 
-# Sizes, as what differs from `BASE`. `shape` is a pair for `SWITCHED_SIZES`: while the model's width is slow, and after
-# the fix. `words`: how many of the most frequent words are kept, the others are left out of the text; None keeps all.
-BASE: dict[str, Any] = {
-    "words": None,
-    "tied": True,
-    "layers": 2,
-    "dropout": 0.1,
-    "batch_size": 16,
-    "strategy": "best-fit",  # of packing
-    "workers": 2,
-    "learning_rate": 3e-3,
-}
-
-# Chapters 1 and 2. `small` is for tests, `reduced` takes a CPU seconds. `vocab_size` is that of generated text, and so
-# are the numbers of samples unless they are `limited`. `micro_batches` makes gradients as small as those of a step of
-# `full`, whose batches have as many times the tokens.
-SIZES: dict[str, dict[str, Any]] = {
-    "small": BASE | {
-        "samples": 64, "validation_samples": 16, "vocab_size": 500,
-        "shape": ({"d_model": 32, "num_heads": 2},) * 2, "layers": 1, "max_length": 32,
-    },
-    "reduced": BASE | {
-        "samples": 1600, "validation_samples": 400, "limited": True, "vocab_size": 4000,
-        "shape": ({"d_model": 128, "num_heads": 4},) * 2, "max_length": 32, "micro_batches": 16,
-    },
-    "full": BASE | {
-        "samples": 20_000, "validation_samples": 2500, "vocab_size": 24_728,
-        "shape": ({"d_model": 512, "num_heads": 8},) * 2, "layers": 6, "max_length": 640,
-        "batch_size": 64, "learning_rate": 3e-4,
-    },
-}  # fmt: skip
-
-# Chapters 0 and 3, whose training is slow on purpose. The numbers of samples also limit what is taken of WikiText.
-# While nothing is fixed, `full` needs about 50 GiB and `gpu`, for a GPU of 8 GB, about 3.5.
-SWITCHED_SIZES: dict[str, dict[str, Any]] = {
-    "small": BASE | {
-        "samples": 24, "validation_samples": 8, "vocab_size": 499, "max_length": 192,
-        "shape": ({"d_model": 30, "num_heads": 2}, {"d_model": 32, "num_heads": 2}),  # slow, fixed
-        "batch_size": 4, "workers": 1,
-    },
-    # Chapter 0's on a CPU: a text and a model that learn more than the most frequent word in a minute. A tied
-    # embedding learns slower at first; the longest sample has 304 tokens; best-fit packs hold samples of like length,
-    # and the loss ends 0.1 higher; a worker would take a core from the training.
-    "reduced": BASE | {
-        "samples": 1400, "validation_samples": 256, "vocab_size": 4000, "words": 1000, "tied": False, "max_length": 304,
-        "shape": ({"d_model": 255, "num_heads": 5}, {"d_model": 256, "num_heads": 4}), "layers": 1, "dropout": 0.0,
-        "batch_size": 6, "strategy": "greedy", "workers": 0, "learning_rate": 1e-3,
-    },
-    "cpu": BASE | {
-        "samples": 512, "validation_samples": 128, "vocab_size": 4001, "max_length": 192,
-        "shape": ({"d_model": 126, "num_heads": 2}, {"d_model": 128, "num_heads": 2}), "dropout": 0.0, "batch_size": 8,
-    },
-    "gpu": BASE | {
-        "samples": 2048, "validation_samples": 512, "vocab_size": 8001, "max_length": 640,
-        "shape": ({"d_model": 510, "num_heads": 6}, {"d_model": 512, "num_heads": 8}), "layers": 4,
-        "batch_size": 8, "learning_rate": 1e-3,
-    },
-    "full": BASE | {
-        "samples": 2048, "validation_samples": 512, "vocab_size": 24_725, "max_length": 640,
-        "shape": ({"d_model": 1023, "num_heads": 11}, {"d_model": 1024, "num_heads": 16}), "layers": 6,
-        "batch_size": 48, "workers": 4, "learning_rate": 3e-4,
-    },
-}  # fmt: skip
+SIZES, SWITCHED_SIZES = sizes_of("language"), sizes_of("switched_language")  # of chapters 1 and 2; of 0 and 3
 MULTIPLE = {"cuda": 64, "cpu": 16}  # a pack's length is a multiple of it, for the kernels of chapters 0 and 3
 
 

@@ -18,12 +18,10 @@ import torch
 
 from ..compilers import runtimes
 from ..kernels.swaps import NEEDS, OURS, swap_norms
-from ..lab import device, in_fresh_process
+from ..lab import Row, device, in_fresh_process, missing_because
 from ..lab.arguments import check_at_least
 from ..lab.cpu import KEPT
-from ..lab.machine import missing_because
 from ..lab.memory import PeakAbove
-from ..lab.rows import Row
 from .language import guess_scores
 from .loop import Step, fit
 from .switched import LANGUAGE
@@ -71,15 +69,7 @@ STAGES: dict[str, Stage] = {
 MIXED, BATCHES, PROFILED, FUSED, COMPILED = STAGES
 
 
-def run(
-    stages: Iterable[str] = STAGES,
-    *,
-    preset: str = "small",
-    epochs: int = 1,
-    path: str | Path | None = None,
-    seed: int = 0,
-    **changes: Any,
-) -> Row:
+def run(stages: Iterable[str] = STAGES, *, epochs: int = 1, **options: Any) -> Row:
     """Train with these stages and no others; returns a row of times, memory and scores.
 
     `train_s` is the whole waiting time: tokenising, building the model, compiling from an empty cache, training and
@@ -88,15 +78,14 @@ def run(
 
     `peak_gib` is above what was allocated before (`PeakAbove`): on a CPU that is the training's need only in a process
     of its own (`run_apart`), where glibc keeps freed pages, too. cuDNN's attention is disabled, since it would plan for
-    each new length. `path` is WikiText-103's folder, without it the text is generated; `changes`
-    replace values of the preset.
+    each new length. `options` are those of `Switched.prepare`.
     """
     chosen = check_names(stages, STAGES, "stage", "stages")
     check_at_least(1, epochs=epochs)
-    check_at_least(0, seed=seed)
+    check_at_least(0, seed=options.get("seed", 0))
     with PeakAbove() as peak, nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
         began = time.perf_counter()
-        trainer = build_trainer(chosen, preset=preset, path=path, seed=seed, **changes)
+        trainer = build_trainer(chosen, **options)
         with trainer.settings():
             timed = fit(trainer, epochs=epochs, settling=SETTLING, on_step=_schedule(trainer, epochs))
         train_s = time.perf_counter() - began

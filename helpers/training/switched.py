@@ -57,13 +57,11 @@ class Switched:
         """A trainer with these fixes and no others (by default all but the optional), before the first step.
 
         Unless a precision is given it is fp32, or bf16 if that is among the fixes; fp16 with a loss scale on a GPU
-        without bf16 units. `changes` replace values of the preset.
+        without bf16 units. `path` is the folder of the clothing dataset, or of WikiText-103; without it the data is
+        generated. `changes` replace values of the preset.
         """
-        fixes = (
-            self.fixed
-            if fixes is None
-            else check_names(fixes, [switch.name for switch in self.switches], "fix", "fixes")
-        )
+        names = [switch.name for switch in self.switches]
+        fixes = self.fixed if fixes is None else check_names(fixes, names, "fix", "fixes")
         precision = precision or (mixed_precision() if "bf16" in fixes else Precision())
         chosen = choose(self.sizes, preset, changes)
         chosen["workers"] = min(chosen["workers"], cores())
@@ -75,32 +73,27 @@ class Switched:
         self,
         fixes: Iterable[str] | None = None,
         *,
-        preset: str = "small",
         epochs: int = 1,
-        path: str | Path | None = None,
         steps: int | None = None,
         validates: bool = True,
-        seed: int = 0,
         on_step: OnStep | None = None,
         profile: Profile | None = None,
-        **changes: Any,
+        **options: Any,
     ) -> dict[str, Any]:
-        """Train on `device()`; returns a row of times, memory and scores.
+        """Train on `device()`; returns a row of times, memory and scores. `options` are those of `prepare`.
 
-        `path` is the folder of the clothing dataset, or of WikiText-103; without it the data is generated. `loop.fit`
-        explains `on_step`, `profile` and the times. `steps` ends the run after so many.
+        `loop.fit` explains `on_step`, `profile` and the times. `steps` ends the run after so many.
         The throughput (`real_tokens_per_s` or `images_per_s`) counts real targets, not padding, whose share of the last
         epoch's positions is `padding_share`. `prepare_s` was spent once, before the first epoch, to tokenise or to
         decode. Validation covers its whole split.
         """
         check_at_least(1, epochs=epochs, steps=1 if steps is None else steps)
         with PeakAbove() as peak:
-            trainer = self.prepare(fixes, preset=preset, path=path, seed=seed, **changes)
+            trainer = self.prepare(fixes, **options)
             with trainer.settings():
                 timed = fit(trainer, epochs=epochs, steps=steps, validates=validates, on_step=on_step, profile=profile)
         task, counts, mean_ms = trainer.task, trainer.counts, timed["iteration_mean_ms"]
         return {
-            "preset": preset,
             "source": task.source,
             **timed,
             "peak_gib": peak.gib if trainer.device.type == "cuda" else None,

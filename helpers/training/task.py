@@ -22,8 +22,7 @@ from torch.profiler import record_function
 
 from ..amp import Autocast, DynamicGradScaler, StaticGradScaler
 from ..batching.attention import without_cudnn_attention
-from ..lab import device
-from ..lab.machine import missing_because
+from ..lab import device, missing_because
 from ..lab.precision import fp32_products
 from .switches import NO_FAULTS, Faults
 from .trainer import Trainer

@@ -10,10 +10,21 @@ from ..lab import multiplies_half
 from ..lab.cpu import KEPT
 from ..script import hooks
 from . import probes
-from .attention import Attention
-from .change import OF_ALL, OF_OPERATORS, OF_OPTIMIZER, Change, Facts, Loader, OnModels, with_options
-from .edits import Call, Edit, Keywords, Lines
-from .replacements import Counts, Embedding, NoGradients, NoRecomputing, SparseGradients
+from .change import (
+    OF_ALL,
+    OF_OPERATORS,
+    OF_OPTIMIZER,
+    Call,
+    Change,
+    Edit,
+    Facts,
+    Keywords,
+    Lines,
+    Loader,
+    OnModels,
+    with_options,
+)
+from .replacements import Attention, Counts, Embedding, NoGradients, NoRecomputing, SparseGradients
 
 # The option that lets an optimizer step in few kernels
 FAST = dict.fromkeys(("Adam", "AdamW", "SGD", "Adagrad"), "fused")

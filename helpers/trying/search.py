@@ -24,7 +24,7 @@ from ..lab.trials import ProgramError
 from ..lab.trials.programs import SILENCE_S
 from . import changes
 from .answer import COUNTED, LEAST, Result, Tried
-from .edits import diff
+from .change import diff
 from .same_training import compare, is_same
 from .sides import Seen, Side, Sides, Trial, read
 

@@ -22,8 +22,7 @@ from .. import boot
 from ..lab.cpu import KEPT
 from ..lab.estimate import AT_A_LOOK, LEAST_PAIRS, MOST_LOOKS, PRECISION, UNDECIDED, Estimate, estimate, verdict_class
 from ..lab.trials import Program, ProgramError
-from ..lab.trials.programs import Living, alike, living, stretch, stretch_ratios, take_pairs
-from ..lab.trials.start_noise import start_noise
+from ..lab.trials.programs import Living, alike, living, start_noise, stretch, stretch_ratios, take_pairs
 from ..script.running import QUIET
 from . import changes
 

@@ -11,11 +11,11 @@ import torch
 
 from helpers import book
 from helpers.book import measure, runner, store
-from helpers.book.experiment import Experiment, Worth
-from helpers.book.table import table
+from helpers.book.table import Table, Worth, table
 from helpers.lab import Disagreement, machine
 from helpers.lab.arguments import PRESETS
-from helpers.lab.machine import OthersLoad, device_name, project_root, slug
+from helpers.lab.files import project_root
+from helpers.lab.machine import OthersLoad, device_name, slug
 
 CALLS = []
 
@@ -33,7 +33,7 @@ def variants(size):
 
 
 SIZES = [{"size": 2}, {"size": 3}, {"size": 4}]
-SQUARES = Experiment("chapter", "squares", square, {"small": SIZES[:1], "cpu": SIZES}, version=1)
+SQUARES = Table("chapter", "squares", square, {"small": SIZES[:1], "cpu": SIZES}, version=1)
 
 
 class Quiet(contextlib.nullcontext):
@@ -111,7 +111,7 @@ def breaking(error):
             raise error
         return square(size)
 
-    return Experiment("chapter", "breaks", breaks, SQUARES.presets, 1)
+    return Table("chapter", "breaks", breaks, SQUARES.presets, 1)
 
 
 def test_nothing_is_recorded_of_a_device_that_is_lost(tmp_path, monkeypatch):
@@ -126,7 +126,7 @@ def test_nothing_is_recorded_of_a_device_that_is_lost(tmp_path, monkeypatch):
 
 def test_a_new_method_makes_old_records_stale(tmp_path):
     measure([SQUARES], "cpu", results=tmp_path)
-    newer = Experiment("chapter", "squares", square, SQUARES.presets, version=2)
+    newer = Table("chapter", "squares", square, SQUARES.presets, version=2)
     assert measure([newer], "cpu", results=tmp_path).measured == 3
     assert read(newer, tmp_path)["method"].tolist() == ["2"] * 3
 
@@ -139,7 +139,7 @@ def test_a_table_whose_next_row_would_take_too_long_gives_way_to_the_others(tmp_
         clock[0] += 60.0
         return square(size)
 
-    takes_long = Experiment("chapter", "slow", slow, SQUARES.presets, 1)
+    takes_long = Table("chapter", "slow", slow, SQUARES.presets, 1)
     done = measure([takes_long, SQUARES], "cpu", results=tmp_path, seconds=100.0)
     assert CALLS == [2, 2, 3, 4]
     assert (done.measured, done.left) == (4, 2)
@@ -153,13 +153,13 @@ def test_a_row_holds_the_seconds_that_its_configuration_took(tmp_path, monkeypat
         clock[0] += 1.5 * size
         return variants(size)
 
-    measure([Experiment("chapter", "slow", slow, {"cpu": SIZES[:2]}, 1)], "cpu", results=tmp_path)
+    measure([Table("chapter", "slow", slow, {"cpu": SIZES[:2]}, 1)], "cpu", results=tmp_path)
     file = store.path(slug(device_name()), "chapter", "slow", tmp_path)
     assert [row["seconds"] for row in book.read_rows(file)] == ["3", "3", "4.5", "4.5"]
 
 
 def test_one_configuration_may_give_several_rows(tmp_path):
-    several = Experiment("chapter", "variants", variants, {"cpu": SIZES[:2]}, version=1)
+    several = Table("chapter", "variants", variants, {"cpu": SIZES[:2]}, version=1)
     measure([several], "cpu", results=tmp_path)
     assert measure([several], "cpu", results=tmp_path).fresh == 2
     assert read(several, tmp_path)["variant"].tolist() == ["a", "b", "a", "b"]
@@ -170,7 +170,7 @@ def test_a_peer_that_has_been_installed_since_is_measured(tmp_path):
         CALLS.append(size)
         return {"status": "not installed: liger-kernel"}
 
-    e = Experiment("chapter", "peer", with_peer, {"cpu": SIZES[:1]}, version=1)
+    e = Table("chapter", "peer", with_peer, {"cpu": SIZES[:1]}, version=1)
     measure([e], "cpu", results=tmp_path)
     measure([e], "cpu", results=tmp_path)
     assert len(CALLS) == 1
@@ -186,7 +186,7 @@ def test_a_peer_that_has_been_installed_since_is_measured(tmp_path):
 def test_a_folder_that_cannot_be_written_is_found_before_anything_is_measured(tmp_path):
     (tmp_path / slug(device_name())).mkdir()
     (tmp_path / slug(device_name()) / "late").write_text("a file in place of a chapter's folder")
-    late = Experiment("late", "squares", square, SQUARES.presets, version=1)
+    late = Table("late", "squares", square, SQUARES.presets, version=1)
     with pytest.raises(OSError, match="late"):
         measure([SQUARES, late], "cpu", results=tmp_path)
     assert CALLS == []
@@ -199,7 +199,7 @@ def test_two_measurements_at_once_are_refused(tmp_path):
             measure([SQUARES], "cpu", results=tmp_path)
         return square(size)
 
-    outer = Experiment("chapter", "outer", measured_inside, {"cpu": SIZES[:1]}, version=1)
+    outer = Table("chapter", "outer", measured_inside, {"cpu": SIZES[:1]}, version=1)
     assert measure([outer], "cpu", results=tmp_path).failed == 0
     assert CALLS == [2]
     assert measure([SQUARES], "cpu", results=tmp_path).measured == 3  # the lock is free again
@@ -208,7 +208,7 @@ def test_two_measurements_at_once_are_refused(tmp_path):
 def test_a_row_beside_slow_products_is_noisy(monkeypatch):
     rates = iter([0.2, 0.12])
     monkeypatch.setattr(runner.ceilings, "rate_beside", lambda: next(rates))
-    e = Experiment("chapter", "rates", lambda: {"status": "ok"}, {"small": [{}]}, version=1)
+    e = Table("chapter", "rates", lambda: {"status": "ok"}, {"small": [{}]}, version=1)
     before = [0.2, 0.21, 0.2]
     (row,), excess = runner.measured_rows(e, {}, rates=before)
     assert (row["matmul_tflops"], row["noisy"], excess) == (0.2, "", 0.0)
@@ -225,7 +225,7 @@ def test_a_noisy_row_is_measured_again_after_the_others_and_the_quietest_attempt
         order.append(size)
         return {"median_ms": 1.0, "p20_ms": 1.0, "p80_ms": next(spreads[size])}
 
-    e = Experiment("chapter", "noise", noisy, {"cpu": [{"size": size} for size in spreads]}, version=1)
+    e = Table("chapter", "noise", noisy, {"cpu": [{"size": size} for size in spreads]}, version=1)
     progress = measure([e], "cpu", results=tmp_path)
     table = read(e, tmp_path).set_index("size")
     assert order == [1, 2, 3, 1, 3, 1] and progress.measured == 3
@@ -237,20 +237,20 @@ def test_a_noisy_row_is_measured_again_after_the_others_and_the_quietest_attempt
 def test_a_repeat_that_fails_does_not_replace_a_noisy_row(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "AGAIN_SHARE", 1e6)
     spreads = iter([2.0])
-    e = Experiment("chapter", "noise", lambda: {"p20_ms": 1.0, "p80_ms": next(spreads)}, {"cpu": [{}]}, version=1)
+    e = Table("chapter", "noise", lambda: {"p20_ms": 1.0, "p80_ms": next(spreads)}, {"cpu": [{}]}, version=1)
     assert measure([e], "cpu", results=tmp_path).failed == 0
     assert read(e, tmp_path)[["status", "p80_ms"]].values.tolist() == [["ok", 2.0]]
 
 
 def test_repeats_take_a_share_of_the_time_at_most(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "AGAIN_SHARE", -1.0)
-    e = Experiment("chapter", "noise", lambda: {"p20_ms": 1.0, "p80_ms": 2.0}, {"cpu": [{}]}, version=1)
+    e = Table("chapter", "noise", lambda: {"p20_ms": 1.0, "p80_ms": 2.0}, {"cpu": [{}]}, version=1)
     measure([e], "cpu", results=tmp_path)
     assert read(e, tmp_path)["attempts"].tolist() == [1]
 
 
 def test_a_spread_that_is_of_the_work_is_no_noise():
-    e = Experiment("chapter", "batches", lambda: {"p20_ms": 1.0, "p80_ms": 9.0}, {}, version=1, same_work=False)
+    e = Table("chapter", "batches", lambda: {"p20_ms": 1.0, "p80_ms": 9.0}, {}, version=1, same_work=False)
     (row,), _ = runner.measured_rows(e, {})
     assert "p80" not in row["noisy"]
 
@@ -294,7 +294,7 @@ def test_with_seconds_left_a_noisy_row_is_measured_once_more_and_replaced_if_it_
 ):
     monkeypatch.setattr(runner, "ATTEMPTS", 1)
     spreads = iter([2.0] if spread is None else [2.0, spread])
-    e = Experiment("chapter", "noise", lambda: {"p20_ms": 1.0, "p80_ms": next(spreads)}, {"cpu": [{}]}, version=1)
+    e = Table("chapter", "noise", lambda: {"p20_ms": 1.0, "p80_ms": next(spreads)}, {"cpu": [{}]}, version=1)
     measure([e], "cpu", results=tmp_path)
     measure([e], "cpu", results=tmp_path)  # without seconds it is left as it is
     assert measure([e], "cpu", results=tmp_path, seconds=60).left == 0

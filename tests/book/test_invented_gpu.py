@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers import chapters
-from helpers.book import Experiment, notebook, store
+from helpers.book import Table, notebook, store
 from helpers.lab.machine import slug
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def names_a_constant(node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign) and all(isinstance(t, ast.Name) and t.id.isupper() for t in node.targets)
 
 
-def invent(e: Experiment, cpu: str, share: float) -> None:
+def invent(e: Table, cpu: str, share: float) -> None:
     """Rows of the GPU's configurations: each has the figures of the CPU's row that is most like it."""
     there, identity = store.whole_rows(store.path(cpu, e.chapter, e.table)), e.identity("cpu")
     configs = e.configurations("big-gpu")

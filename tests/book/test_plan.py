@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from helpers.book import store
-from helpers.book.experiment import Experiment, Worth
 from helpers.book.plan import in_order, lines, minutes, missing, plan, total, within
+from helpers.book.table import Table, Worth
 from helpers.chapters import select
 from helpers.cli import main
 from helpers.doctor import findings
@@ -31,7 +31,7 @@ def never(size):
 
 
 SIZES = {"small": [{"size": 1}], "cpu": [{"size": size} for size in (2, 3, 4)], "gpu": [{"size": 9}], "big-gpu": []}
-TABLE = Experiment("chapter", "table", never, SIZES, version=1)
+TABLE = Table("chapter", "table", never, SIZES, version=1)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_time_that_nobody_recorded_is_unknown(record):
     planned = plan(TABLE, "cpu")
     assert planned.seconds is None and minutes(planned.seconds) == "unknown"
     assert total([planned]).endswith("minutes unknown: no machine of the class has recorded how long these tables take")
-    both = [planned, plan(Experiment("chapter", "other", never, SIZES, 1), "small")]
+    both = [planned, plan(Table("chapter", "other", never, SIZES, 1), "small")]
     assert "unknown" in total(both)
 
 
@@ -71,8 +71,8 @@ def test_several_rows_of_a_configuration_count_its_time_once(results):
     assert plan(TABLE, "cpu").seconds == 3 * 60
 
 
-def worth(name: str, row: float, seconds: float, **headline) -> Experiment:
-    e = Experiment("chapter", name, never, SIZES, version=1)
+def worth(name: str, row: float, seconds: float, **headline) -> Table:
+    e = Table("chapter", name, never, SIZES, version=1)
     return replace(e, worth=Worth(row, "Why?", cpu=seconds, gpu=seconds, headline=headline))
 
 
@@ -194,7 +194,7 @@ def as_if_on(made_up_gpu, monkeypatch, results):
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: name == "Mac")
         monkeypatch.setattr(cpu, "name", lambda: {"Mac": "Apple M2"}.get(name, "Made-up"))
         monkeypatch.setattr(machine, "_output", lambda *_: "1.0")  # no nvidia-smi, no git
-        monkeypatch.setattr(Experiment, "rows", used)
+        monkeypatch.setattr(Table, "rows", used)
         return preset
 
     return be
@@ -272,6 +272,6 @@ def test_a_cpu_has_no_rows_that_need_cuda(as_if_on):
 
 def test_a_row_that_cannot_run_says_what_was_planned(made_up_gpu):
     made_up_gpu((7, 5), gib=15)
-    e = Experiment("chapter", "table", never, SIZES, 1, missing=lambda size: "too large" if size > 2 else "")
+    e = Table("chapter", "table", never, SIZES, 1, missing=lambda size: "too large" if size > 2 else "")
     assert e.missing_because({"size": 2}) == ""
     assert e.rows({"size": 3}) == [{"size": 3, "status": "too large"}]

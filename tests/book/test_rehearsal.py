@@ -1,7 +1,5 @@
 """Every table is tried at its smallest sizes in processes beside each other, and each fault is a line."""
 
-from pathlib import Path
-
 import pytest
 from cases import faulty_tables as tables
 
@@ -9,11 +7,6 @@ from helpers import chapters
 from helpers.book import rehearsal
 from helpers.book.rehearsal import rehearse
 from helpers.cli import main
-
-
-@pytest.fixture(autouse=True)
-def _no_tests_on_a_gpu_beside_them(monkeypatch):
-    monkeypatch.setattr(rehearsal.machine, "project_root", lambda: Path("/nowhere"))
 
 
 def test_each_fault_is_a_line_and_the_other_tables_go_on():

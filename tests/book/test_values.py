@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.book import notebook
-from helpers.book.experiment import ColumnError, Experiment
 from helpers.book.notebook import claim, reading, say, when
-from helpers.book.table import OnMachine, Results, table, with_declared
+from helpers.book.table import ColumnError, OnMachine, Results, Table, table, with_declared
 from helpers.book.values import (
     TIMES,
     Number,
@@ -163,7 +162,7 @@ def test_of_other_records_a_sentence_leaves_the_bare_outcome_and_is_in_no_list(s
 
 def made(rows) -> Results:
     frame = pd.DataFrame(rows)
-    return Results(Experiment("chapter", "table", lambda: None, {}, 1), frame)
+    return Results(Table("chapter", "table", lambda: None, {}, 1), frame)
 
 
 def test_a_cell_runs_with_the_names_of_its_tables_or_says_what_to_run(shown):

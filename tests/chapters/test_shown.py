@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from helpers.lab.machine import project_root
+from helpers.lab.files import project_root
 
 READ = re.compile(r"chapters\.(\w+)\.(\w+)(?:\.on\((\w+)\))?")
 RECORDS = project_root() / "data" / "results"

@@ -12,13 +12,24 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.distributed import Job
-from helpers.fit import CLUSTERS, Plan, count, predict, rank, rank_memory, rank_peak, transfers
+from helpers.fit import CLUSTERS, Plan, count, predict, rank_memory, rank_peak, transfers
 from helpers.fit.fused import Compiler
 from helpers.fit.ledger import Ledger, Peak, deepened
-from helpers.fit.rank import count_rank
-from helpers.fit.scaling import transfer_ms
+from helpers.fit.ranks import (
+    GATHER,
+    REDUCE,
+    SCATTER,
+    Transfer,
+    count_rank,
+    elements,
+    fake_group,
+    real,
+    share,
+    transfer_ms,
+    units,
+    weightless,
+)
 from helpers.fit.step import count_step
-from helpers.fit.traffic import GATHER, REDUCE, SCATTER, Transfer, elements, share, units
 from helpers.models import Llama
 
 NVLINK4 = CLUSTERS[2]
@@ -119,7 +130,7 @@ def test_so_does_a_ranks_and_its_parts_are_those_of_the_strategy(strategy, check
 def exchanged(job, ranks):
     """For each kind of collective its bytes and how many, in a step of a rank that runs without memory."""
     meter = Meter()
-    with rank.weightless(job, ranks, meter) as (trainer, tokens):
+    with weightless(job, ranks, meter) as (trainer, tokens):
         meter.seen.clear()
         trainer.step(tokens)
     return meter.seen
@@ -164,7 +175,7 @@ def test_bytes_exchanged_are_those_derived(strategy, ranks, changes):
 
 def test_a_rank_with_real_tensors_goes_on_step_after_step():
     chosen = job("ddp", accumulate=2)
-    with rank.real(chosen, 4, torch.device("cpu")) as (trainer, tokens):
+    with real(chosen, 4, torch.device("cpu")) as (trainer, tokens):
         losses = [trainer.step(tokens) for _ in range(3)]
     assert losses[0] == pytest.approx(math.log(512), abs=0.1)
     assert losses[2] < losses[0] - 0.05  # nothing is averaged, and this rank's batch is the same each time
@@ -231,5 +242,5 @@ def test_what_cannot_be_simulated_is_named(call, message):
 
 
 def test_a_simulation_does_not_disturb_a_group_that_is_there():
-    with rank.fake_group(2), pytest.raises(ValueError, match="in a process group already"), rank.fake_group(2):
+    with fake_group(2), pytest.raises(ValueError, match="in a process group already"), fake_group(2):
         pass

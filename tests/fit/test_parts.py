@@ -3,12 +3,10 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from helpers.fit import Plan, estimate, speed
-from helpers.fit.estimate import config_shape
-from helpers.fit.plan import changes
+from helpers.fit.plan import changes, config_shape
 from helpers.fit.speed import LINK_SHARE, NETWORK_SHARE, complete, seconds, shorter
 from helpers.lab.cards import LAUNCH_US, Card, card
 
@@ -23,7 +21,7 @@ LINK, NETWORK = 1e9 * LINK_SHARE * H100.link_gb_per_s, 1e9 * NETWORK_SHARE * H10
 
 
 def part(name, constants=(0.0, 0.0, 0.0), **change):
-    return seconds([complete(RUN | change)], np.array(constants))[0][name]
+    return seconds([complete(RUN | change)], constants)[0][name]
 
 
 @pytest.mark.parametrize(("again", "passes"), [(False, 3), (True, 4)])

@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from calibrated_speed import TAILS, band, fitted, left_out, of_published
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import book
 from helpers.cli import main
 from helpers.fit import Card, estimate, speed
-from helpers.fit.speed import NAMES, PRECISIONS, TAILS, band, complete, fitted, left_out, published, seconds
+from helpers.fit.speed import BAND, NAMES, PRECISIONS, THETA, complete, published, seconds
 from helpers.lab.cards import LAUNCH_US, card, cards
 
 SMALL = {"gpu": "a100_80gb", "layers": 12, "width": 768, "seq": 1024, "micro_batch": 16}
@@ -26,7 +27,7 @@ def test_published_runs_are_predicted_without_their_source_and_without_their_gpu
 
 
 def test_the_band_holds_four_of_five_runs_whose_source_neither_the_fit_nor_the_band_has_seen():
-    assert band()[0] < 0 < band()[1]
+    assert BAND[0] < 0 < BAND[1]
     sources = np.array([run["source"] for run in published()])
     weights = np.array([(sources == source).sum() ** -0.5 for source in sources])  # as in the fit
     ratio = np.log([run["tok_s_gpu"] for run in published()] / left_out())
@@ -42,19 +43,24 @@ def test_the_band_holds_four_of_five_runs_whose_source_neither_the_fit_nor_the_b
             break
     assert len(shares) > 1 and shares[-1] < 0.85  # tails of a tenth, as many as it says, held too few
     ends = np.quantile(ratio, (tail, 1 - tail), weights=weights, method="inverted_cdf")
-    assert band() == pytest.approx(ends)
+    assert pytest.approx(ends) == BAND and pytest.approx(ends) == band()
+
+
+def test_the_constants_are_those_that_the_published_runs_give():
+    assert fitted(*of_published()) == pytest.approx(THETA)
+    assert [run["predicted"] for run in published()] == pytest.approx(left_out())
 
 
 def test_published_runs_are_predicted_as_well_as_before_by_the_errors_that_the_report_gives():
     sources = [run["source"] for run in published()]
     weights = np.array([sources.count(source) ** -0.5 for source in sources])
-    errors = np.abs(left_out() / np.array([run["tok_s_gpu"] for run in published()]) - 1)
+    errors = np.abs([run["predicted"] / run["tok_s_gpu"] - 1 for run in published()])
     median, p90 = np.quantile(errors, (0.5, 0.9), weights=weights, method="inverted_cdf")
     assert median <= 0.102 and p90 <= 0.534
 
 
 def test_parts_add_up_to_the_time_and_a_run_of_the_table_is_completed_as_in_the_table():
-    parts = seconds([complete(LARGE)], fitted())[0]
+    parts = seconds([complete(LARGE)])[0]
     row = speed(LARGE)
     assert sum(row["parts"].values()) == pytest.approx(1)
     assert 1 / row["tokens_per_s_gpu"] == pytest.approx(sum(parts.values()))

@@ -105,7 +105,7 @@ def test_a_counted_steps_seconds_are_those_of_its_kernels_and_the_hosts_of_its_o
 def test_a_deep_steps_time_follows_from_two_and_three_layers_and_the_host_is_waited_for(monkeypatch):
     setup = replace(TINY, layers=10)
     moved = {layers: [Kernel("eager", bytes=1e9)] * layers for layers in (2, 3)}
-    monkeypatch.setattr(f"{seconds.__module__}.band", lambda: (-0.2, 0.1))
+    monkeypatch.setattr(f"{seconds.__module__}.BAND", (-0.2, 0.1))
     monkeypatch.setattr(f"{seconds.__module__}.counted", lambda _: {n: Count([], moved[n], 10**5 * n) for n in moved})
     memory, host = 10 * 1e9 / SHARES["eager"] / H200.copy_gb_per_s / 1e9, 1e6 * 1e-6 * LAUNCH_US * OPERATOR_LAUNCHES
     row, captured = step_time(setup, H200), step_time(replace(setup, cuda_graph=True), H200)

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from helpers.book.experiment import Experiment
+from helpers.book.table import Table
 from helpers.lab import bench, environment, peak_memory
 
 
@@ -42,7 +42,7 @@ def test_running_out_of_memory_is_a_row_and_frees_it():
         return {"held": [torch.empty(2**30, device="cuda") for _ in range(gib)].__len__()}
 
     too_much = torch.cuda.get_device_properties(0).total_memory // 2**32 + 2
-    e = Experiment("lab", "hog", hog, {"full": [{"gib": too_much}, {"gib": 1}]}, 1)
+    e = Table("lab", "hog", hog, {"full": [{"gib": too_much}, {"gib": 1}]}, 1)
     table = e("full")
     assert table["status"].tolist() == ["out of memory", "ok"]
     assert torch.cuda.memory_allocated() < 2**30

@@ -7,8 +7,8 @@ import pytest
 import torch
 from llama_cases import loss_curve
 
-from helpers.book.experiment import free_memory
 from helpers.lab import compare
+from helpers.lab.memory import free_memory
 from helpers.lab.timing import queue_ahead, relative_error
 from helpers.models.llama import eager_attention
 from helpers.rush import Setup, build_trainer, climb, measurement, run

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from helpers.book import Experiment
+from helpers.book import Table
 from helpers.chapters import chapters, tables_of
 from helpers.cli import main
 from helpers.distributed import Job
@@ -57,8 +57,8 @@ def test_a_gpu_without_kernels_is_said_plainly(made_up_gpu, capsys, tmp_path):
 
 def test_where_bf16_is_emulated_a_row_says_so_and_nothing_is_timed(made_up_gpu, monkeypatch):
     made_up_gpu((7, 5), gib=15)
-    monkeypatch.setattr(sys.modules[Experiment.__module__], "free_memory", lambda: None)
-    by_dtype = Experiment("chapter", "products", lambda **config: {"tflops": 1.0}, {}, version=1)
+    monkeypatch.setattr(sys.modules[Table.__module__], "free_memory", lambda: None)
+    by_dtype = Table("chapter", "products", lambda **config: {"tflops": 1.0}, {}, version=1)
     for dtype, status in (("float16", "ok"), ("bfloat16", "needs a GPU with bf16 units (compute capability 8.0)")):
         assert by_dtype.rows({"dtype": dtype, "size": 2})[0]["status"] == status
     made_up_gpu((8, 6), gib=15, built=("sm_80",))

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from helpers.findings import account
-from helpers.trying import changes, edits
+from helpers.trying import changes
+from helpers.trying.change import Shell, last_first
 from helpers.trying.sides import Side, Sides, read
 
 SCRIPT = (Path(__file__).parents[2] / "data" / "tried" / "classifier.py").read_text()
@@ -52,7 +53,7 @@ def test_the_edit_is_the_same_training_as_the_change(folder, base, names):
     outside = run(folder, SCRIPT, names, base.facts)
     patched = SCRIPT
     of_source = [edit for name in names for edit in changes.ALL[name].edits(base.facts)]
-    for edit in sorted(of_source, key=edits.last_first):
+    for edit in sorted(of_source, key=last_first):
         patched = edit.changed(patched)
     inside = run(folder, patched)
     assert outside.losses[:12] == inside.losses[:12]
@@ -79,7 +80,7 @@ def test_a_script_that_slows_itself_is_the_same_training_by_the_change_and_by_it
     assert not change.missing_because(seen.facts)
     outside = run(folder, source, (name,), seen.facts)
     for edit in change.edits(seen.facts):
-        patched = patched if isinstance(edit, edits.Shell) else edit.changed(patched)
+        patched = patched if isinstance(edit, Shell) else edit.changed(patched)
     inside = run(folder, patched)
     assert outside.losses[:12] == inside.losses[:12] != seen.losses[: 12 if name != "all-threads" else 0]
     assert name == "no-autocast" or change.missing_because(inside.facts)

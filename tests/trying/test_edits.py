@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.trying.edits import Keywords, Lines, Shell, diff
+from helpers.trying.change import Keywords, Lines, Shell, diff
 
 SOURCE = '''"""A script."""
 from __future__ import annotations

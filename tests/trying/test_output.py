@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from helpers.trying.output import without_output
+from helpers.trying.probes import without_output
 
 KEPT = "optimizer.step()"
 DRAWN = """

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ... import train as training
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, Number, lacking
-from ...lab.rows import Row
+from ...lab import Row
 from ...train import Step
 from .trainings import BOTH, LOOKED_AT, TASKS, LookedAt, training_setup
 

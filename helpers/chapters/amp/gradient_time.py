@@ -7,13 +7,11 @@ from types import SimpleNamespace
 import pandas as pd
 
 from ... import train as training
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import Number, marked, number, over, pick
-from ...lab import bench, peak_memory
+from ...lab import Row, bench, peak_memory
 from ...lab.memory import GIB
 from ...lab.precision import fp16_by_fp32
-from ...lab.rows import Row
 from ...lab.timing import tensors
 from .trainings import RUNS, SMALL_RUNS, TASKS, TIMED, runs, training_setup
 

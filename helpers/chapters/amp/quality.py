@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from ... import train as training
-from ...book import Worth
-from ...book.table import numbers_of, table
+from ...book.table import Worth, numbers_of, table
 from ...book.values import PERCENT, Number, derived, lacking, mean_of
-from ...lab import device
+from ...lab import Row, device
 from ...lab.precision import fp16_by_fp32
-from ...lab.rows import Row
 from ...train import PRECISIONS, Step
 from ...training import Task
 from .trainings import FULL_RUNS, LONG_RUNS, RUNS, SEEDS, SMALL_RUNS, TASKS, runs, training_setup, zero_share

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pandas as pd
 
 from ...book.values import TIMES, Number, derived, over, pick
-from ...lab import Comparison
-from ...lab.rows import Row
+from ...lab import Comparison, Row
 
 TIMED = ["variant", "median_ms", "p20_ms", "p80_ms", "ratio_to_torch"]
 COLUMNS = "median_ms p20_ms p80_ms n"

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...amp import DynamicGradScaler
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import derived, of_kernels, timed
-from ...lab import compare, device
-from ...lab.rows import Row
+from ...lab import Row, compare, device
 from ...lab.timing import queue_ahead
 from .ratios import COLUMNS, TIMED, against, inverse, ratio_of, ratio_to
 

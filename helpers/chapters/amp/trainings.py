@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ...lab.rows import Row
+from ...lab import Row
 from ...text import local_wikitext
 from ...train import PRECISIONS, Setup
 

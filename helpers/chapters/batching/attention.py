@@ -19,12 +19,10 @@ from ...batching.attention import (
     missing_because,
     without_cudnn_attention,
 )
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import TIMES, lacking, of_kernels, speedup, timed
-from ...lab import Timing, compare, device, each, peak_memory
+from ...lab import STATUS, Row, Timing, compare, device, each, peak_memory
 from ...lab.memory import GIB, is_out_of_memory
-from ...lab.rows import STATUS, Row
 from ...lab.timing import check_agreement, queue_far_ahead
 from .inputs import compute_dtype, dtype_name, packed_offsets
 

@@ -1,6 +1,5 @@
 """An epoch of forward passes by kind of batches."""
 
-from statistics import NormalDist
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,18 +9,15 @@ from torch import Tensor
 
 from ...batching import StandardDataset
 from ...batching.attention import without_cudnn_attention
-from ...book import Worth
-from ...book.table import table
-from ...book.values import NORMAL, PERCENT, Number, derived, lacking, over, timed
-from ...lab import device
-from ...lab.rows import Row
+from ...book.table import Worth, table
+from ...book.values import PERCENT, Number, derived, lacking, timed
+from ...lab import Row, device
 from ...training.task import Batch
 from .feeds import BALANCED, BIG_BRAIN, BRAIN, FEEDS, PACKED, STEPS, in_turns
 from .inputs import MAX_LENGTH, compute_dtype, dtype_name, language_model, text
 from .step_times import Epoch, epochs
 
 PERCENTILES = {"min_ms": 0, "p25_ms": 25, "median_ms": 50, "p75_ms": 75, "max_ms": 100}
-QUARTILES = 2 * NormalDist().inv_cdf(0.75)  # from one to the other, in standard deviations
 
 
 @table(
@@ -30,7 +26,7 @@ QUARTILES = 2 * NormalDist().inv_cdf(0.75)  # from one to the other, in standard
     gpu=[{"width": 512, "batch_size": size, "samples": 20_000} for size in (32, 128)],
     big_gpu=[{"width": 1024, "batch_size": size, "samples": 20_000} for size in (64, 256)],
     version=4,
-    columns=f"variant {' '.join(PERCENTILES)} mean_ms batches padding_share epoch_s real_tokens_per_s us_per_token? "
+    columns=f"variant {' '.join(PERCENTILES)} mean_ms batches padding_share epoch_s real_tokens_per_s us_per_token "
     "loader_s? dtype source",
     worth=Worth(40, "time of a forward pass by batching", cpu=110, gpu=15, big_gpu=20),
 )
@@ -77,20 +73,12 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     shaped = rows.assign(**{"padding, %": (100 * rows["padding_share"]).map("{:.1f}".format)})
     sizes = [int(size) for size in sorted(rows["batch_size"].unique())]
     rates = rows.pivot(index="variant", columns="batch_size", values="real_tokens_per_s")
-    # Without turns as uncertain as if the batches of an epoch, which differ in length, had been drawn.
-    deviations = (rows["p75_ms"] - rows["p25_ms"]) / QUARTILES / rows["mean_ms"]
-    reaches = rows.assign(reach=NORMAL * deviations / rows["batches"] ** 0.5)
-    reaches = reaches.pivot(index="variant", columns="batch_size", values="reach")
     against_brain = rates / rates.reindex([BRAIN]).to_numpy()
 
     def most(name: str) -> Number:
         if name not in rates.index or BRAIN not in rates.index:
             return lacking(f"epochs of {name} and {BRAIN}")
-        size = against_brain.loc[name].idxmax()
-        if paired := in_turns(rows[rows["batch_size"] == size], name, BRAIN):
-            return paired
-        rate, brain = (Number(rates.loc[of, size], reach=reaches.loc[of, size]) for of in (name, BRAIN))
-        return over(rate, brain)
+        return in_turns(rows[rows["batch_size"] == against_brain.loc[name].idxmax()], name, BRAIN)
 
     gain = {name: most(name) for name in dict.fromkeys([*STEPS, *rates.index])}
     padding = rows.groupby("variant")["padding_share"].max().reindex(STEPS)

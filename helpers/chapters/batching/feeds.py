@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from ...book.values import Number, speedup
+from ...book.values import TIMES, Number, lacking, speedup
 from ...lab.estimate import LUCK_HERE, estimate
 from ...training.text_batches import balanced_batches, packed_batches, random_batches
 from .inputs import MAX_LENGTH
@@ -20,11 +20,11 @@ FEEDS = {
 }
 
 
-def in_turns(rows: pd.DataFrame, variant: str, baseline: str) -> Number | None:
-    """The ratio of the times of a real token by the turns of two variants; None where too few are recorded."""
-    two = rows.set_index("variant").reindex([variant, baseline])
-    if "us_per_token" not in two or two["us_per_token"].isna().any():
-        return None
-    ours, theirs = (np.array(of.split(), dtype=float) for of in two["us_per_token"])
-    paired = estimate([np.log(ours / theirs)], LUCK_HERE)
-    return speedup(paired.row()) if paired else None
+def in_turns(rows: pd.DataFrame, variant: str, baseline: str) -> Number:
+    """The ratio of the times of a real token by the turns of two variants."""
+    two = rows.set_index("variant").reindex([variant, baseline])["us_per_token"].dropna()
+    if len(two) == 2:
+        ours, theirs = (np.array(of.split(), dtype=float) for of in two)
+        if paired := estimate([np.log(ours / theirs)], LUCK_HERE):
+            return speedup(paired.row())
+    return lacking(f"turns of {variant} and {baseline}", TIMES)

@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 
 from ...batching import BalancedBatchSampler
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, derived
-from ...lab.rows import Row
+from ...lab import Row
 from .feeds import SPREADS
 from .inputs import MAX_LENGTH, wikitext_lengths
 

@@ -11,11 +11,9 @@ import numpy as np
 import pandas as pd
 
 from ...batching import BalancedBatchSampler
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import over, pick
-from ...lab.machine import missing_because
-from ...lab.rows import Row
+from ...lab import Row, missing_because
 from .inputs import wikitext_lengths
 
 OURS, TORCHTEXT = "BalancedBatchSampler", "torchtext's BucketIterator"

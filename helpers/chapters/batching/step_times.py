@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...book.experiment import free_memory
-from ...lab import compare, device, each
+from ...lab import Row, compare, device, each
 from ...lab.device_share import as_column, device_share
-from ...lab.memory import is_out_of_memory
-from ...lab.rows import Row
+from ...lab.memory import free_memory, is_out_of_memory
 from ...lab.timing import Timing, queue_ahead, synchronize
 from ...training.text_batches import Feed
 

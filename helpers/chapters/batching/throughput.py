@@ -10,12 +10,10 @@ import torch
 
 from ...batching import StandardDataset
 from ...batching.attention import VARIANTS, missing_because, without_cudnn_attention
-from ...book import Worth
-from ...book.table import table
-from ...book.values import PERCENT, TIMES, Number, in_unit, lacking, of_kernels, over, pick, timed
-from ...lab import device
+from ...book.table import Worth, table
+from ...book.values import PERCENT, TIMES, Number, in_unit, lacking, of_kernels, timed
+from ...lab import STATUS, Row, device
 from ...lab.memory import OUT_OF_MEMORY
-from ...lab.rows import STATUS, Row
 from ...metrics import LMCrossEntropyLoss
 from ...training.task import Batch
 from ...training.text_batches import full_batch, packed_batches
@@ -35,7 +33,7 @@ DENSE_BATCHES = 5  # of them by dense attention, whose masks are T² numbers eac
     gpu=[{"width": 512, "layers": 4, "batch_size": 32, "samples": 20_000, "rounds": 6}],
     big_gpu=[{"width": 1024, "layers": 8, "batch_size": 256, "samples": 20_000, "rounds": 6}],
     version=4,
-    columns="variant median_ms p20_ms p80_ms n real_tokens_per_s us_per_token? ratio_to_no_padding dtype source"
+    columns="variant median_ms p20_ms p80_ms n real_tokens_per_s us_per_token ratio_to_no_padding dtype source"
     " baseline",
     worth=Worth(50, "tokens/s of a model by batching", cpu=39.2, gpu=8, big_gpu=30),
 )
@@ -111,8 +109,8 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         of = best.loc[best["variant"] == (like or variant), "batch_size"]
         if not len(of):
             return lacking(like or variant, TIMES)
-        ratio = _rate_ratio(rows, variant, baseline, of.iloc[0])
         both = rows[(rows["batch_size"] == of.iloc[0]) & rows["variant"].isin([variant, baseline])]
+        ratio = in_turns(both, variant, baseline)
         return of_kernels(ratio, f"{variant} over {baseline}", *both.to_dict("records")) if kernel else ratio
 
     same = DENSE if (rows["preset"] == "cpu").all() else VARLEN
@@ -145,10 +143,3 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
 def _kernel_of(variant: str) -> str:
     """The attention of a kind of batches, as its table names it."""
     return variant.removeprefix(f"{PACKED}, ") if variant.startswith(PACKED) else "causal"
-
-
-def _rate_ratio(rows: pd.DataFrame, variant: str, baseline: str, size: int) -> Number:
-    """How many times as many tokens a second at one batch size: by the rounds of both, where they are recorded."""
-    of_size = rows[rows["batch_size"] == size]
-    rate, slower = (pick(of_size, "real_tokens_per_s", variant=name) for name in (variant, baseline))
-    return in_turns(of_size, variant, baseline) or over(rate, slower)

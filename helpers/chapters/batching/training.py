@@ -9,12 +9,10 @@ import pandas as pd
 import torch
 
 from ...batching.attention import without_cudnn_attention
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, Number, cost, derived, lacking, over_runs
-from ...lab import device, half_dtype, peak_memory
+from ...lab import Row, device, half_dtype, peak_memory
 from ...lab.memory import PeakAbove
-from ...lab.rows import Row
 from ...rush.rates import recorded_rates
 from ...training.language import frequent_words, guess_scores, open_texts, text_task
 from ...training.loop import fit

@@ -16,13 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import NOISY, PERCENT, TIMES, Number, derived, is_noisy, lacking, of_kernels, speedup
 from ...compilers import backends, capture, kernels
-from ...lab import compare
+from ...lab import STATUS, Row, compare
 from ...lab.machine import device
-from ...lab.rows import STATUS, Row
 from ...lab.timing import check_agreement, queue_far_ahead, tensors
 from .side_by_side import TIMED
 

@@ -15,16 +15,13 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ...book import Worth
-from ...book.experiment import LAST
-from ...book.table import table
+from ...book.table import LAST, Worth, table
 from ...book.values import TIMES, Number, lacking, marked, over, speedup
 from ...compilers import backends
 from ...compilers.backends import ONE_THREAD, ONNX, ONNX_ONE_THREAD, ONNX_UNFUSED
-from ...lab import device
+from ...lab import Row, device
 from ...lab.arguments import check_choice
 from ...lab.precision import fp32_products
-from ...lab.rows import Row
 from ...lab.timing import check_agreement
 from . import workloads
 from .side_by_side import SPEEDS, Runs, modes_named, side_by_side, waited

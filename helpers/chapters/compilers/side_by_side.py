@@ -10,13 +10,12 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from ...book.experiment import FAILED
+from ...book.table import FAILED
 from ...book.values import number
 from ...compilers.backends import EAGER, missing_because
 from ...compilers.messages import ExportFailed
-from ...lab import Comparison, Disagreement, compare, device
+from ...lab import STATUS, Comparison, Disagreement, Row, compare, device
 from ...lab.memory import OUT_OF_MEMORY, is_out_of_memory
-from ...lab.rows import STATUS, Row
 from ...lab.timing import synchronize
 
 TIMED = "median_ms p20_ms p80_ms n baseline baseline_ms ratio? "

@@ -14,15 +14,13 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import TIMES, derived, lacking, speedup, timed
 from ...compilers import backends, runtimes
 from ...compilers.backends import COMPILE, COMPILE_MODES, EAGER, FIRST_RUNS, TRACE
 from ...compilers.messages import failures_named
-from ...lab import Disagreement, device
+from ...lab import Disagreement, Row, device
 from ...lab.precision import fp32_products
-from ...lab.rows import Row
 from ...lab.timing import relative_error
 from ...training import Trainer
 from . import workloads

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
+from ...lab import Row
 from ...lab.arguments import check_choice
-from ...lab.rows import Row
 from ...models import Bert, Llama, ResNet
 from ...models.bert import PRESETS as BERTS
 from ...models.bert import Classifier

@@ -19,11 +19,10 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, Number, mean_of
+from ...lab import Row
 from ...lab.machine import device, missing_because
-from ...lab.rows import Row
 from ...pipelines.forgetting import ForgettingTracker, is_correct
 from ...training import Trainer
 

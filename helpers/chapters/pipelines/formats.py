@@ -26,12 +26,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import TIMES, Number, lacking, over, pick
-from ...lab import Disagreement
-from ...lab.machine import missing_because
-from ...lab.rows import STATUS, Row
+from ...lab import STATUS, Disagreement, Row, missing_because
 from ...pipelines.formats import FORMATS, Sample
 from ...pipelines.random_access import Tar
 from ...pipelines.reader import SUFFIXES, Reader

@@ -22,10 +22,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
-from ...lab.machine import missing_because
-from ...lab.rows import STATUS, Row
+from ...book.table import Worth, table
+from ...lab import STATUS, Row, missing_because
 from ...lab.timing import NO_DIFFERENCE, Disagreement, compare
 
 INTERPRETER, NUMBA, NUMPY = "CPython", "numba", "numpy"

@@ -19,11 +19,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, Number, derived, pick
-from ...lab.machine import missing_because
-from ...lab.rows import Row
+from ...lab import Row, missing_because
 from ...pictures import cores
 from ...pictures.transforms import cut_image, draw_cuts, random_boxes, to_tensor
 from ...pipelines import decoders

@@ -22,12 +22,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import pick
-from ...lab import device
-from ...lab.machine import missing_because
-from ...lab.rows import Row
+from ...lab import Row, device, missing_because
 from ...lab.timing import Disagreement, synchronize
 from ...metrics import StreamingMetrics
 

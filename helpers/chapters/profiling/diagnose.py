@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import derived
 from ...findings.diagnose import diagnose as read_diagnosis
 from ...findings.summary import LEAST
-from ...lab.rows import Row
+from ...lab import Row
 from .planted_faults import LOOPS, NAMES, PIPELINES, SIZES, SLOW, by_variant, fixes_of, sized, trace_of
 
 

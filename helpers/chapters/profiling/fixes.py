@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import TIMES, derived, judged, lacking, of_class, speedup
+from ...lab import Row
 from ...lab.estimate import AT_A_LOOK, EFFECT, LUCK_HERE, NONE, UNDECIDED, Estimate, estimate
-from ...lab.rows import Row
 from ...training.switched import Switched
 from .planted_faults import FIXED, PIPELINES, SIZES, SLOW, Block, Enough, fixes_of, side_by_side
 

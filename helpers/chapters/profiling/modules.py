@@ -6,12 +6,10 @@ import pandas as pd
 import torch
 from torch import nn
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, TIMES, Number, derived
-from ...lab import half_dtype, multiplies_half
+from ...lab import Row, half_dtype, multiplies_half
 from ...lab.ceilings import copy, matmul
-from ...lab.rows import Row
 from ...profiling.module_profiler import ModuleProfiler
 from .layer_costs import CalledLayers
 from .planted_faults import LOOPS, NAMES, PIPELINES, SIZES, by_variant, fixes_of, options, sized

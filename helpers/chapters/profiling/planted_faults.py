@@ -18,8 +18,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from ...book.values import Number, lacking
 from ...findings.trace import Trace
 from ...findings.trace_file import read_trace
-from ...lab import device
-from ...lab.rows import Row
+from ...lab import Row, device
 from ...lab.timing import between_ms, moment, synchronize
 from ...pictures import cores, local_photos
 from ...text import local_wikitext

@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...findings.account import timeline as read_timeline
-from ...lab.rows import Row
+from ...lab import Row
 from .planted_faults import FIXED, NAMES, PIPELINES, SIZES, SLOW, fixes_of, planted, sized, trace_of
 
 # Faults that are drawn, each in a loop without any other.

@@ -5,11 +5,8 @@ from types import SimpleNamespace
 import pandas as pd
 import torch
 
-from ...book import Worth
-from ...book.table import table
-from ...lab import compare, device
-from ...lab.machine import missing_because
-from ...lab.rows import Row
+from ...book.table import Worth, table
+from ...lab import Row, compare, device, missing_because
 from ...lab.timing import queue_ahead
 from ...rush import optimizers
 from .bandwidth import TIMES, bandwidth, kernel_rows

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import TIMES, lacking, speedup
-from ...lab.rows import Row
+from ...lab import Row
 from ...lab.trials import Program, trial
 from ...rush.setup import START
 from .setups import ON_CPU, SMALL, missing, setup_of, training_step

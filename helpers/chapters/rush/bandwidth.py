@@ -3,9 +3,8 @@
 import pandas as pd
 
 from ...book.values import timed
-from ...lab import Comparison
+from ...lab import STATUS, Comparison, Row
 from ...lab.ceilings import copy, large_copy
-from ...lab.rows import STATUS, Row
 
 TIMES = "variant median_ms p20_ms p80_ms n "
 

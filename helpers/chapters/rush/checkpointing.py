@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, Number, in_unit, lacking, marked, over, pick, speedup
-from ...lab.rows import Row
+from ...lab import Row
 from ...training.trainer import WARM_UP
 from .setups import FULL, MEDIUM, PAIRED, RUN_PAIRED, SMALL, beside, missing, run_apart, setup_of
 

@@ -19,15 +19,13 @@ import pandas as pd
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ...book import Worth
-from ...book.experiment import free_memory
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, Number
 from ...findings.trace import COPY, FILL, OP, Event, Trace
 from ...findings.trace_file import read_trace
-from ...lab import device, each
+from ...lab import Row, device, each
 from ...lab.ceilings import copy, large_copy, product_rate
-from ...lab.rows import Row
+from ...lab.memory import free_memory
 from ...lab.timing import Timing, synchronize
 from ...models import Llama
 from ...models.llama import preset

@@ -5,13 +5,12 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import Number, derived, pick
 from ...distributed import Job
 from ...distributed import measure as measure_ranks
+from ...lab import STATUS, Row
 from ...lab.memory import MIB
-from ...lab.rows import STATUS, Row
 from .predictions import SHARDED
 
 HELD = ["parameter_bytes", "gradient_bytes", "optimizer_bytes"]

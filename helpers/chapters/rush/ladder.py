@@ -7,52 +7,36 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, TIMES, Number, cost, derived, in_unit, lacking, of_class, over, pick, speedup, timed
-from ...lab import device
+from ...lab import Row, device
 from ...lab.estimate import LUCK, NONE, UNDECIDED
-from ...lab.rows import Row
 from ...rush import CPU_LADDER, LADDER
 from ...rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS, first_loss
 from ...rush.rates import FLOAT8, float8_share, flops_per_token, matmul_share, parameters, product_type, recorded_rates
 from ...rush.setup import CHANGES, LADDERS, START, Setup, climb, stands_on
 from ..swiglu.ceilings import ceilings
+from . import setups
 from .pairs import pairs
 from .peers import peers
-from .setups import (
-    FULL,
-    HEADLINES,
-    MEDIUM,
-    ON_CPU,
-    PAIRED,
-    RUN_PAIRED,
-    SMALL,
-    TINY,
-    apart,
-    beside,
-    missing,
-    run_apart,
-    setup_of,
-)
 from .transformers_llama import ALIKE
 
 
 @table(
-    small=[SMALL | {"step": step} for step in ("no optimisation", "fused AdamW", "FlashAttention", "batch 2")],
-    cpu=[ON_CPU | {"step": step} for step in CPU_LADDER],
-    gpu=[MEDIUM | PAIRED | {"step": step} for step in LADDER],
-    big_gpu=[FULL | PAIRED | {"step": step} for step in LADDER],
+    small=[setups.SMALL | {"step": step} for step in ("no optimisation", "fused AdamW", "FlashAttention", "batch 2")],
+    cpu=[setups.ON_CPU | {"step": step} for step in CPU_LADDER],
+    gpu=[setups.MEDIUM | setups.PAIRED | {"step": step} for step in LADDER],
+    big_gpu=[setups.FULL | setups.PAIRED | {"step": step} for step in LADDER],
     version=3,
-    missing=missing,
-    columns=RUN_PAIRED + " seed_loss?",
+    missing=setups.missing,
+    columns=setups.RUN_PAIRED + " seed_loss?",
     worth=Worth(
         100,
         "each change of the ladder, with loss, memory and MFU",
         cpu=21.9,
         gpu=20,
         big_gpu=15.5,
-        headline={"step": HEADLINES},
+        headline={"step": setups.HEADLINES},
         on_gpu=1,
         one_run=True,
     ),
@@ -63,15 +47,15 @@ def ladder(model: str, sequence: int, step: str, trial_s: float = 0.0) -> Row:
     On a GPU, whose trainers can live in one process, in turns with the step that it stands on (on a CPU: `pairs`).
     Where a step changes what is computed, `seed_loss` is the loss of the step that it stands on with another seed.
     """
-    setup = setup_of(model, sequence, step)
+    setup = setups.setup_of(model, sequence, step)
     if step == START:
-        return run_apart(setup)
+        return setups.run_apart(setup)
     below = stands_on(step, device().type)
-    baseline = setup_of(model, sequence, below)
-    row = beside(setup, below, baseline, trial_s) if trial_s else run_apart(setup)
+    baseline = setups.setup_of(model, sequence, below)
+    row = setups.beside(setup, below, baseline, trial_s) if trial_s else setups.run_apart(setup)
     if LADDERS[device().type][1].get(step) != CHANGES:
         return row
-    return row | {"seed_loss": apart(baseline, first_loss, baseline.possible(device()), seed=1)}
+    return row | {"seed_loss": setups.apart(baseline, first_loss, baseline.possible(device()), seed=1)}
 
 
 # Numbers
@@ -265,7 +249,7 @@ def kind_of(rows: pd.DataFrame) -> str:
 
 def _type(rung: str, kind: str) -> str:
     """The type that a rung multiplies in."""
-    return product_type(climb(Setup(model=TINY), kind)[rung].precision)
+    return product_type(climb(Setup(model=setups.TINY), kind)[rung].precision)
 
 
 def _rates(rows: pd.DataFrame, ceilings: pd.DataFrame) -> dict[str, float]:

@@ -7,15 +7,12 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import TIMES as FACTOR
 from ...book.values import Number, timed
 from ...kernels import swaps
-from ...lab import compare, device, half_dtype, peak_memory
-from ...lab.machine import missing_because
+from ...lab import STATUS, Row, compare, device, half_dtype, missing_because, peak_memory
 from ...lab.memory import GIB
-from ...lab.rows import STATUS, Row
 from ...rush import optimizers
 from .bandwidth import TIMES
 

@@ -4,11 +4,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...distributed import Job
 from ...fit import rank_memory
-from ...lab.rows import Row
+from ...lab import Row
 from .predictions import PLANNED, SHARDED, STRATEGIES
 from .setups import TINY
 

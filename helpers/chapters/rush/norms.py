@@ -8,12 +8,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...kernels import swaps
-from ...lab import compare, device
-from ...lab.machine import missing_because
-from ...lab.rows import Row
+from ...lab import Row, compare, device, missing_because
 from ...lab.timing import queue_ahead
 from .bandwidth import TIMES, bandwidth, kernel_rows
 

@@ -6,10 +6,8 @@ both, and here is the best rung against the plain loop.
 
 import statistics
 
-from ...book import Worth
-from ...book.table import table
-from ...lab import device, in_fresh_process
-from ...lab.rows import Row
+from ...book.table import Worth, table
+from ...lab import Row, device, in_fresh_process
 from ...rush import stands_on
 from ...rush.measurement import in_turns
 from ...rush.setup import LADDERS, START

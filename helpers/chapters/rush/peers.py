@@ -5,11 +5,9 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import TIMES, Number, derived, lacking, paired, timed
-from ...lab.machine import missing_because
-from ...lab.rows import Row
+from ...lab import Row, missing_because
 from . import transformers_llama
 from .setups import FULL, MEDIUM, ON_CPU, SMALL, SPREAD, apart, missing, setup_of
 from .transformers_llama import ALIKE

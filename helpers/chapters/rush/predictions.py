@@ -10,7 +10,7 @@ import pandas as pd
 from ... import fit
 from ...book.values import PERCENT, derived
 from ...distributed import Job
-from ...fit.speed import left_out, published
+from ...fit.speed import published
 from ...lab import cards
 from ...lab.memory import GIB
 from ...rush.rates import flops_per_token
@@ -72,7 +72,7 @@ def published_speed() -> SimpleNamespace:
                     "nearest published run": f"{near['model']} on {near['gpu']}: {near['tok_s_gpu']:,.0f}",
                 }
             )
-    runs = pd.DataFrame(published()).assign(predicted=left_out())
+    runs = pd.DataFrame(published())
     errors = (runs["predicted"] / runs["tok_s_gpu"] - 1).abs()
     weights = runs.groupby("source")["source"].transform("size") ** -0.5  # as in the fit: two sources have nearly all
     shares = np.quantile(errors, (0.5, 0.9), weights=weights, method="inverted_cdf")

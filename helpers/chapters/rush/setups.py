@@ -5,9 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from ...lab import device, in_fresh_process
-from ...lab.machine import missing_because
-from ...lab.rows import Row
+from ...lab import Row, device, in_fresh_process, missing_because
 from ...rush import Setup, build_trainer, run, rung
 from ...rush.measurement import ON_CPU_LOSS_STEPS, text_tokens
 from ...rush.setup import START

@@ -12,11 +12,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from ...book.experiment import free_memory
-from ...lab import compare, peak_memory
+from ...lab import compare, missing_because, peak_memory
 from ...lab import device as this_device
-from ...lab.machine import missing_because
-from ...lab.memory import GIB
+from ...lab.memory import GIB, free_memory
 from ...models import Llama
 from ...models.llama import RopeScaling, preset
 from ...rush import Setup, build_trainer

@@ -12,13 +12,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, TIMES, Number, derived, judged, lacking, paired, pick, timed
-from ...lab import device
+from ...lab import Row, device
 from ...lab.estimate import EFFECT, UNDECIDED
 from ...lab.memory import OUT_OF_MEMORY, is_out_of_memory
-from ...lab.rows import Row
 from ...rush import Setup
 from ...rush.measurement import first_loss
 from .setups import FULL, MEDIUM, ON_CPU, PAIRED, RUN_PAIRED, SMALL, apart, missing, run_apart, setup_of

@@ -7,12 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, TIMES, Number, cost, derived, lacking, over_runs
-from ...lab import in_fresh_process
-from ...lab.machine import missing_because
-from ...lab.rows import Row
+from ...lab import Row, in_fresh_process, missing_because
 from ...text import local_wikitext
 from ...training.stages import COMPILED, MIXED, PROFILED, STAGES, environment, run
 

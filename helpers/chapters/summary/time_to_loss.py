@@ -27,13 +27,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ...batching import BaseDataset, collate_fn
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import Number, derived, lacking, mean_of, over_runs
 from ...kernels.chunked_loss import IGNORED
-from ...lab import device, in_fresh_process
+from ...lab import Row, device, in_fresh_process
 from ...lab.memory import PeakAbove
-from ...lab.rows import Row
 from ...lab.timing import synchronize
 from ...models import Llama
 from ...rush import Setup, build_trainer

@@ -6,11 +6,9 @@ from types import SimpleNamespace
 import pandas as pd
 import torch
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, Number, lacking
-from ...lab import device
-from ...lab.rows import Row
+from ...lab import Row, device
 from ...lab.timing import relative_error
 from ...swiglu import MemoryOptimizedSwigluMLP, SwigluMLP
 from .layers import train_step

@@ -5,12 +5,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import timed
+from ...lab import Row, missing_because
 from ...lab.ceilings import copy, launch, product_rate, to_device
-from ...lab.machine import missing_because
-from ...lab.rows import Row
 from .sizes import NAMES, TIME_COLUMNS
 
 

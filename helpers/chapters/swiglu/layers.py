@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from ...lab import device, peak_memory
+from ...lab import Row, device, peak_memory
 from ...lab.compiling import compiled_apart
 from ...lab.memory import MIB
-from ...lab.rows import Row
 from ...lab.timing import check_agreement
 from ...swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
 from ...swiglu.steps import KEEP_8BIT

@@ -10,9 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ...book import Worth
-from ...book.experiment import FAILED, free_memory
-from ...book.table import table
+from ...book.table import FAILED, Worth, table
 from ...book.values import (
     NOISY,
     PERCENT,
@@ -29,10 +27,8 @@ from ...book.values import (
     pick,
     quiet,
 )
-from ...lab import compare, device
-from ...lab.machine import missing_because
-from ...lab.memory import OUT_OF_MEMORY, is_out_of_memory
-from ...lab.rows import STATUS, Row
+from ...lab import STATUS, Row, compare, device, missing_because
+from ...lab.memory import OUT_OF_MEMORY, free_memory, is_out_of_memory
 from ...lab.timing import queue_far_ahead
 from ...rush.rates import recorded_rates
 from ...swiglu import SwigluMLP

@@ -1,6 +1,6 @@
 """Names and shapes that the chapter's tables share."""
 
-from ...lab.rows import Row
+from ...lab import Row
 from ...swiglu import LEVELS
 
 NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}

@@ -10,13 +10,11 @@ import pandas as pd
 import torch
 from torch import nn
 
-from ...book import Worth
-from ...book.table import numbers_of, table
+from ...book.table import Worth, numbers_of, table
 from ...book.values import PERCENT, Number, derived, marked
-from ...lab import device, peak_memory, phases
+from ...lab import Row, device, peak_memory, phases
 from ...lab.device_share import as_column, share
 from ...lab.memory import GIB
-from ...lab.rows import Row
 from ...lab.timing import Timing
 from ...swiglu import MemoryOptimizedSwigluMLP
 from .derived_costs import least_and_most, peak_bytes

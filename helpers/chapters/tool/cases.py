@@ -18,8 +18,7 @@ import pandas as pd
 
 from ...book.values import PERCENT, Number, derived
 from ...faults import planted_by
-from ...lab.estimate import todays
-from ...lab.rows import Row
+from ...lab import Row
 from ...trying.answer import Tried
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -111,16 +110,9 @@ def shares_of(rows: pd.DataFrame, name: str) -> list[str]:
 
 
 def printed(rows: pd.DataFrame) -> dict[str, str]:
-    """What the command printed for each, in lines that a page holds; of a script in the first of them only its name.
-
-    Verdicts are in today's words.
-    """
+    """What the command printed for each, in lines that a page holds; of a script in the first of them only its name."""
     answers = rows[rows["told"].astype(str).str.startswith('"')]
     texts = {row["loop"]: json.loads(row["told"]) for row in answers.to_dict("records")}
-    older = re.compile(r"no difference above [\d.]+ %")
-    texts = {
-        name: older.sub(lambda found: f"{todays(found[0]):<{len(found[0])}}", text) for name, text in texts.items()
-    }
     wrap = functools.partial(textwrap.fill, width=PAGE, subsequent_indent=" " * 8, replace_whitespace=False)
     named = {name: re.sub(r"\A\S*/", "", text).splitlines() for name, text in texts.items()}
     return defaultdict(str, {name: "\n".join(map(wrap, lines)) for name, lines in named.items()})

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, Number, share_of
 from ...faults import entries
 from ...findings.diagnose import diagnose
-from ...lab.rows import Row
+from ...lab import Row
 from ...trying import try_edited, try_script
 from .cases import (
     CASES,

@@ -21,11 +21,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ...book import Worth
-from ...book.table import table
+from ...book.table import Worth, table
 from ...book.values import PERCENT, Number, share_of
+from ...lab import Row
 from ...lab.machine import installed, missing_because
-from ...lab.rows import Row
 from .cases import ROOT, counted, profiled
 
 REPORTS = ROOT / "data" / "reports"

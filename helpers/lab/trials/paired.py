@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .. import ceilings
+from .. import STATUS, Row, ceilings
 from ..cpu import keeps_pages
 from ..estimate import AT_A_LOOK, LEAST_PAIRS, MOST_LOOKS, estimate
-from ..rows import STATUS, Row
 from . import programs
-from .programs import Program
-from .start_noise import start_noise
+from .programs import Program, start_noise
 
 TURN_S, TURN_STEPS = 0.05, 4  # a turn's least length, in seconds and in steps
 # As many steps are left out before: where a turn begins, queues and prefetched batches are full. Of steps so long that

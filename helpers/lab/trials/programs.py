@@ -20,9 +20,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..estimate import LEAST_PAIRS, PRECISION, Estimate, estimate
-from ..machine import OthersLoad
+from ..estimate import LEAST_PAIRS, LUCK, PRECISION, Estimate, estimate
+from ..machine import OthersLoad, device
 from . import trees, turns
+
+# What a start of two equal programs adds to the ratio of their times, the standard deviation of its logarithm: from
+# recorded trials of a program against itself on two cores of an EPYC, which `tests/lab/trials` keeps: 40 of programs
+# that keep the pages of freed memory, 15 of such that return them, and get others back in each step.
+KEPT, RETURNED = 0.034, 0.044
 
 LOADED = 0.3  # cores that others use: a pair beside more is dropped
 ALIKE = 2.0  # times as long as the shortest: turns are alike up to that
@@ -57,6 +62,13 @@ class Program:
         own = self.function.startswith(f"{package}.")  # known to the process by another name
         target = self.function.removeprefix(package) if own else self.function
         return [sys.executable, turns.__file__, target, json.dumps(dict(self.arguments))]
+
+
+def start_noise(kept: bool) -> float:
+    """What a trial assumes of programs that keep the pages of freed memory, or return them."""
+    if device().type != "cpu":
+        return LUCK
+    return KEPT if kept else RETURNED
 
 
 def log_ratios(before: list[float], after: list[float]) -> list[float]:

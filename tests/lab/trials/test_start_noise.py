@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from helpers.lab.estimate import SHOWN
-from helpers.lab.trials import start_noise
+from helpers.lab.trials.programs import KEPT, RETURNED
 
 
 def spread(logs, starts):
@@ -40,7 +40,7 @@ def test_it_is_the_spread_that_was_put_in_and_its_interval_holds_it(true, starts
     assert 0.92 < np.mean([low < true < high for _, low, high in drawn]) < 0.98
 
 
-@pytest.mark.parametrize(("allocator", "constant"), [("kept", start_noise.KEPT), ("default", start_noise.RETURNED)])
+@pytest.mark.parametrize(("allocator", "constant"), [("kept", KEPT), ("default", RETURNED)])
 def test_the_recorded_null_trials_say_what_trials_assume(allocator, constant):
     rows = pd.read_csv(Path(__file__).with_name("null_trials.csv")).dropna(subset="ratio")
     rows = rows[rows["allocator"] == allocator]
