@@ -62,7 +62,7 @@ def test_what_is_waited_for_and_what_the_datasets_lines_take_count_together():
 
 def test_growing_memory_costs_its_pages_and_a_list_of_numbers_is_not_what_fills_it():
     memory = [(number, number * 100 * MIB, 0) for number in range(10)]
-    lists = [[FILE, 3, 10, False, 50 * MIB], [FILE, 4, 10, False, MIB]]
+    lists = [[FILE, 3, 10, False, 50 * MIB, False], [FILE, 4, 10, False, MIB, False]]
     loop = Loop(observed(line(BACKWARD, 1.0), memory=memory, growing=lists, available=1000 * MIB))
     (found,) = growing_memory(loop)
     assert found.where.startswith("train.py:3") and "full after 10 more" in found.evidence
