@@ -49,6 +49,15 @@ def test_a_link_can_be_followed_to_a_page_or_a_chapter_and_another_relative_one_
     assert "x.csv" not in source and "and in" in source
 
 
+def test_a_link_to_a_table_tells_its_number_and_page_and_one_to_a_section_the_headings(shown, data, text):
+    above = '[table](Notebook.ipynb#B "table 2")'
+    here = '[here](Notebook.ipynb#B) [none](Notebook.ipynb#A "table 1")'
+    rows = data("text/html", "<table><tr><td>1</td></tr></table>", caption="Rows")
+    filled = "\n\n".join("line" for _ in range(80))
+    said = text(shown("# N", f"{above}. {here}.", "## A", "## B", rows, filled, rows, "## C", rows)).text
+    assert "table 2, page 2. here, page 1 none, page 1." in said
+
+
 def test_code_is_hidden_unless_its_cell_is_tagged(shown, data, text):
     assert "HIDDEN" not in text(shown(data("text/markdown", "Said **so**"))).text
     code = 'x = """`$y$` #z \\n ```"""'

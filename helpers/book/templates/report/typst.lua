@@ -18,7 +18,9 @@ local function link(element)
   if element.target:match('^%a[%w+.-]*:') then return nil end
   local notebook, section = element.target:match('^([%w_.-]+)%.ipynb#?(.*)$')
   if not notebook then return element.content end -- another relative link leads nowhere from a PDF
+  local table_of = element.title:match('^table (%d+)$') -- which table of the section is meant
   local target = quoted(notebook) .. (section == '' and '' or ', section: ' .. quoted(section))
+  target = target .. (table_of and ', nth: ' .. table_of or '')
   local parts = pandoc.Inlines {raw('#chapter-link(' .. target .. ')[')}
   parts:extend(element.content)
   parts:insert(raw('];'))
