@@ -170,11 +170,12 @@ def heading(name: str) -> str:
 
 
 def _as_texts(frame: pd.DataFrame) -> pd.DataFrame:
-    """As text, with plain headings, host-bound rows marked at their first time, and the GPU's column only if there are
-    several."""
+    """As text, with plain headings, without empty columns, host-bound rows marked at their first time, and the GPU's
+    column only if there are several."""
     several = "gpu" in frame and frame["gpu"].nunique() > 1
     visible = frame.drop(columns=[DEVICE_SHARE] if several else ["gpu", DEVICE_SHARE], errors="ignore")
     texts = pd.DataFrame({heading(str(name)): _texts(visible[name]) for name in visible.columns})
+    texts = texts.loc[:, (texts != "–").any()]
     marked = next((place for place, name in enumerate(texts) if name.endswith(OF_TIME)), 0)
     for row, cells in enumerate(frame.to_dict("records")):
         if host_bound(cells):

@@ -94,7 +94,7 @@ class Number:
     def _text(self, value: float, decimals: int | None) -> str:
         scaled = 100 * value if self.unit == PERCENT else value
         if decimals is not None:
-            return f"{scaled:,.{decimals}f}"
+            return f"{round(scaled, decimals) + 0.0:,.{decimals}f}"  # never -0
         if self.unit == TIMES:
             return f"{scaled:.2f}" if scaled < 2 else f"{scaled:.1f}"
         return f"{scaled:.1f}" if self.unit == PERCENT else number(scaled)
@@ -166,8 +166,9 @@ def timed(rows: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
 
 
 def marked(value: float, row: Any) -> float | str:
-    """A cell of a table whose rows aren't a record's: the row's time, with the mark of one that is host-bound."""
-    return f"{number(value)}{HOST_BOUND}" if host_bound(row) else value
+    """A cell of a table whose rows aren't a record's: the row's time, with the marks of a noisy or host-bound one."""
+    marks = (NOISY if is_noisy(row) else "") + (HOST_BOUND if host_bound(row) else "")
+    return f"{number(value)}{marks}" if marks else value
 
 
 def _reach(row: pd.Series, column: str) -> float:

@@ -134,6 +134,7 @@ def _task(name: str, rows: pd.DataFrame) -> SimpleNamespace:
         seconds={run: Number(seconds.get(run, float("nan")), "s", decimals=0, missing=RUNS[run]) for run in RUNS},
         accuracy={run: _mean(accuracy[run], f"{TASKS[name]}, {RUNS[run]}") for run in RUNS},
         points={run: mean_of(100 * (accuracy[run] - accuracy["fp32"]), "points", RUNS[run]) for run in RUNS},
+        scalers_apart=mean_of(100 * (accuracy["dynamic"] - accuracy["torch-scaler"]), "points", RUNS["torch-scaler"]),
         over_guess=mean_of(100 * (accuracy["amp"] - guess), "points", RUNS["amp"]),
         skipped={run: Number(skipped.get(run, float("nan")), decimals=0, missing=RUNS[run]) for run in RUNS},
         lost=Number(zero_share.get("amp", float("nan")), PERCENT, decimals=0, missing=RUNS["amp"]),
@@ -148,7 +149,7 @@ def _training(rows: pd.DataFrame, accuracy: pd.DataFrame) -> dict:
     return {
         "training": RUNS[run],
         "accuracy": _spread(trained["validation_accuracy"]),
-        "points against fp32": f"{points:+.2f}" if points == points else "–",
+        "points against fp32": f"{round(points, 2) + 0.0:+.2f}" if points == points else "–",
         "loss": _spread(trained["validation_loss"]),
         "zero gradients": trained["zero_share"].mean(),
         "steps skipped": trained["skipped_steps"].mean(),

@@ -16,11 +16,12 @@ import pandas as pd
 import torch
 
 from ...book.table import LAST, Worth, table
-from ...book.values import TIMES, Number, lacking, marked, over, speedup
+from ...book.values import TIMES, Number, lacking, number, over, speedup
 from ...compilers import backends
 from ...compilers.backends import ONE_THREAD, ONNX, ONNX_ONE_THREAD, ONNX_UNFUSED
 from ...lab import Row, device
 from ...lab.arguments import check_choice
+from ...lab.device_share import HOST_BOUND, host_bound
 from ...lab.precision import fp32_products
 from ...lab.timing import check_agreement
 from . import workloads
@@ -129,11 +130,12 @@ def _by_model(rows: pd.DataFrame) -> pd.DataFrame:
         name = model.partition(",")[0]
         for batch, of_batch in of_model.groupby("batch"):
             of_batch = of_batch.set_index("backend").reindex(backends)
-            columns[f"{name}, batch {batch}, ms"] = [
-                marked(row["median_ms"], row) for row in of_batch.to_dict("records")
-            ]
-            gains = {name: speedup(row, 2) for name, row in of_batch.dropna(subset="median_ms").iterrows()}
-            columns[f"{name}, batch {batch}, speedup"] = list(map((gains | {"eager": None}).get, backends))
+            cells = {
+                backend: f"{number(row['median_ms'])} ({number(speedup(row, 2))})" + HOST_BOUND * host_bound(row)
+                for backend, row in of_batch.dropna(subset="median_ms").iterrows()
+            }
+            cells |= {"eager": number(of_batch.loc["eager", "median_ms"])} if "eager" in cells else {}
+            columns[f"{name}, batch {batch}, ms"] = list(map(cells.get, backends))
         built = of_model.drop_duplicates("backend").set_index("backend")["build_s"]
         columns[f"{name}, build, s"] = built.reindex(backends).to_numpy()
     return pd.DataFrame(columns)
@@ -146,7 +148,7 @@ def _mean(speedups: pd.Series) -> Number:
         for end in ("value", "low", "high")
     )
     ends = (low, high) if low == low else (None, None)
-    return Number(mean, TIMES, *ends, sum(s.n for s in speedups), decimals=2)
+    return Number(mean, TIMES, *ends, sum(s.n for s in speedups), decimals=2, noisy=any(s.noisy for s in speedups))
 
 
 def _at(numbers: pd.Series, key: str | tuple[str, str]) -> Number:

@@ -204,10 +204,11 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     lost = removed.groupby(["budget", "share", "variant"], sort=False)["lost_points"].agg(["mean", "sem"])
     texts = [f"{mean:.2f} ± {error:.2f}" for mean, error in zip(lost["mean"], lost["sem"], strict=True)]
     shown = lost.assign(text=texts)["text"].unstack("variant").reset_index().sort_values(["budget", "share"])
-    by_epochs = removed[(removed["budget"] == "epochs") & (removed["share"] == REMOVED)]
+    quoted = removed[removed["share"] == REMOVED]
 
-    def points(variant: str) -> Number:
-        return mean_of(by_epochs.loc[by_epochs["variant"] == variant, "lost_points"], "points", variant)
+    def points(variant: str, budget: str = "epochs") -> Number:
+        chosen = (quoted["budget"] == budget) & (quoted["variant"] == variant)
+        return mean_of(quoted.loc[chosen, "lost_points"], "points", variant)
 
     return SimpleNamespace(
         table=shown.assign(share=shown["share"].map("{:.0%}".format)).rename(
@@ -218,4 +219,6 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         least=points("least forgotten"),
         random=points("random"),
         most=points("most forgotten"),
+        least_by_steps=points("least forgotten", "steps"),
+        random_by_steps=points("random", "steps"),
     )

@@ -49,6 +49,7 @@ class Checkpointing:
     selective: Number
     selective_memory: Number
     short: Number
+    short_selective: Number
     shortest: int
 
 
@@ -68,8 +69,8 @@ def _(rows: pd.DataFrame) -> Checkpointing:
         for kind in ("full", "none", "selective")
     )
     shortest = int(rows["sequence"].min())
-    short_full, short_none = (
-        pick(rows, "tokens_per_s", sequence=shortest, checkpointing=kind) for kind in ("full", "none")
+    short_full, short_none, short_selective = (
+        pick(rows, "tokens_per_s", sequence=shortest, checkpointing=kind) for kind in ("full", "none", "selective")
     )
     pairs = rows[(rows["sequence"] == length) & (rows["checkpointing"] == "full")]
     paired = len(pairs) and "ratio" in pairs and pd.notna(pairs["ratio"].iloc[0])
@@ -82,6 +83,7 @@ def _(rows: pd.DataFrame) -> Checkpointing:
         selective=over(selective["tokens_per_s"], full["tokens_per_s"]),
         selective_memory=_bytes(over(selective["peak_gib"], full["peak_gib"])),
         short=in_unit(over(short_full, short_none), PERCENT, 0),
+        short_selective=over(short_selective, short_full),
         shortest=shortest,
     )
 

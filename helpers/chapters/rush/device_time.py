@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import pandas as pd
@@ -20,7 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ...book.table import Worth, table
-from ...book.values import PERCENT, Number
+from ...book.values import PERCENT, Number, is_noisy
 from ...findings.trace import COPY, FILL, OP, Event, Trace
 from ...findings.trace_file import read_trace
 from ...lab import Row, device, each
@@ -209,16 +209,16 @@ def _(rows: pd.DataFrame) -> DeviceTime:
     return DeviceTime(
         job=f"{first['model']}, {int(first['batch'])} × {int(first['sequence'])} tokens, {best_name}",
         kinds=both[0].join(both[1], how="outer").reindex(KINDS).dropna(how="all").reset_index(),
-        products=_share(kinds.set_index("kind").loc[PRODUCTS, "ms"], first["step_ms"]),
+        products=replace(kinds.set_index("kind").loc[PRODUCTS, "share of step"], noisy=is_noisy(first)),
         largest_other=others["kind"].iloc[0],
-        largest_share=_share(others["ms"].iloc[0], first["step_ms"]),
+        largest_share=replace(others["share of step"].iloc[0], noisy=is_noisy(first)),
     )
 
 
 def _by_kind(rows: pd.DataFrame) -> pd.DataFrame:
     sums = rows.groupby("kind")[["ms", "least_ms"]].sum()
     sums = sums.reindex([kind for kind in KINDS if kind in sums.index]).reset_index()
-    step_ms = rows["step_ms"].iloc[0]
+    step_ms = max(rows["step_ms"].iloc[0], sums["ms"].sum())  # the profiled step may be longer than the timed one
     shares = [_share(ms, step_ms) for ms in sums["ms"]]
     bounds = [_share(least, ms) for least, ms in zip(sums["least_ms"], sums["ms"], strict=True)]
     return sums.assign(**{"share of step": shares, "least / measured": bounds})[

@@ -107,6 +107,8 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, trials: pd.DataFrame, peers: p
         total=total,
         product=derived(math.prod(float(kept[name]) for name in climbed), "product of gains", decimals=1),
         best=_reached(best, first, _timings(best, trials, peers)),
+        again=_again(rows),
+        share_at_best=_at_the_fastest(best, ceilings),
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
         losses=_losses(measured, apart, kind),
         rung=rung,
@@ -162,7 +164,7 @@ def _by_name(
 ) -> SimpleNamespace:
     """The gains of single rungs; `attention` is that of FlashAttention in memory, `in_16_bits` that over fp32.
 
-    `compile_steps` is after how many steps compiling has saved what it takes.
+    `compile_steps` is after how many steps compiling has saved what it takes; the last two skip a rung.
     """
     flash, compiled = NAMED["flash"], NAMED["compiled"]
     before, after = (pick(rungs, "peak_gib", rung=name) for name in (stands_on(flash, kind_of(rows)), flash))
@@ -176,7 +178,31 @@ def _by_name(
         compile_s=compile_s,
         compile_steps=steps if saved_ms > 0 else lacking("a compiled rung in pairs"),
         in_16_bits=_speedup(rows, trials, MIXED, START),
+        compiled_over_flash=_speedup(rows, trials, compiled, flash),
+        batch4_over_one=_speedup(rows, trials, "batch 4", "bf16 residual stream"),
     )
+
+
+def _at_the_fastest(best: pd.Series, ceilings: pd.DataFrame) -> Number:
+    """The best rung's share of the rate that the fastest fifth of large bf16 products reaches, not their median."""
+    known = ceilings.reindex(columns=["dtype", "tflops", "median_ms", "p20_ms"]).dropna()
+    if not len(products := known[known["dtype"] == "bfloat16"]):
+        return lacking("products in bf16", PERCENT)
+    largest = products.loc[products["tflops"].idxmax()]
+    share = best["matmul_share"] * largest["p20_ms"] / largest["median_ms"]
+    return derived(share, "of the fastest fifth of products", PERCENT, 0)
+
+
+def _again(rows: pd.DataFrame) -> SimpleNamespace:
+    """The rung whose step differs most between its own trial and that of the rung on it, with both times."""
+    tried = in_pairs(rows).set_index("baseline")["baseline_ms"]
+    single = rows[~rows["step"].str.startswith("batch ")].set_index("step")[["step_ms"]]
+    both = single.join(tried, how="inner").dropna()
+    apart = both["baseline_ms"] / both["step_ms"] - 1
+    rung = apart.abs().idxmax() if len(apart) else ""
+    own, below = both.loc[rung, ["step_ms", "baseline_ms"]] if rung else (math.nan, math.nan)
+    own_ms, below_ms = (Number(ms, "ms", missing="pairs", decimals=1) for ms in (own, below))
+    return SimpleNamespace(rung=rung, own=own_ms, below=below_ms)
 
 
 def _reached(best: pd.Series, first: pd.Series, timings_ms: Iterable[float]) -> SimpleNamespace:

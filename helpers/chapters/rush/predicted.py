@@ -11,7 +11,7 @@ from ...book.values import PERCENT, Number, derived, lacking
 from ...lab import cards
 from ...lab.memory import GIB
 from ...rush import Setup, climb
-from ...rush.setup import stands_on
+from ...rush.setup import CHANGES, LADDERS, stands_on
 from .ladder import MIXED, ladder
 
 TOLD = {  # what is predicted of a rung: its unit, and the heads of its measured value, the prediction and the error
@@ -35,7 +35,8 @@ def predicted(rows: pd.DataFrame) -> SimpleNamespace:
     """
     counts: dict[str, dict[str, int]] = {}
     lines, setups = [], climb(Setup(model=rows["model"].iloc[0], sequence=int(rows["sequence"].iloc[0])))
-    for row in rows[(rows["preset"] != "cpu") & rows["gpu"].map(_in_table)].to_dict("records"):
+    alike = rows["step"].map(LADDERS["cuda"][1]) != CHANGES  # what trains to another loss has no rate to predict
+    for row in rows[alike & (rows["preset"] != "cpu") & rows["gpu"].map(_in_table)].to_dict("records"):
         try:
             peak = fit.count(setups[row["step"]])
         except ValueError:  # what only a library that isn't here could run

@@ -160,7 +160,8 @@ def _shown(rows: pd.DataFrame, gains: dict[str, Number]) -> pd.DataFrame:
     """The table as it is read: tokens/s are the best setup's by the pairs; a batch is a column if there are several."""
     names = ["without", "gain", "batch", "tokens_per_s", "mfu", "matmul_share", "peak_gib", "loss"]
     in_pairs = rows.loc[rows["without"] == BEST_SETUP, "tokens_per_s"].max() / rows["ratio"]
-    rows = rows.assign(tokens_per_s=in_pairs.where(rows["ratio"].notna(), rows["tokens_per_s"]))
+    by_ratio = in_pairs.where(rows["ratio"].notna(), rows["tokens_per_s"])
+    rows = rows.assign(tokens_per_s=by_ratio, matmul_share=rows["matmul_share"] * by_ratio / rows["tokens_per_s"])
     shown = timed(rows.assign(gain=rows["without"].map(gains), mfu=rows["mfu"].map(_percent)), names)
     shown = shown.assign(matmul_share=shown["matmul_share"].map(_percent))
     if shown["batch"].nunique() == 1:

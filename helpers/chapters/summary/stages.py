@@ -92,11 +92,10 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         SimpleNamespace(stage=name, gain=gains[name]) for name in sorted(gains, key=lambda name: -gains[name].value)
     ]
     ranked = ranked or [SimpleNamespace(stage="", gain=lacking("a stage", TIMES))]
-    last, guess = _scores(rows, end), rows["constant_accuracy"].max()
     apart = by_run(end, "validation_loss") - by_run(start, "validation_loss")  # both begin with the same weights
     return SimpleNamespace(
         first=_scores(rows, start),
-        last=last,
+        last=_scores(rows, end),
         all=over_runs(by_run(start, "train_s"), by_run(end, "train_s")),
         all_steady=over_runs(by_run(end, "real_tokens_per_s"), by_run(start, "real_tokens_per_s")),
         gains=gains,
@@ -105,8 +104,6 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         reached=bool(len(apart.dropna())) and bool((apart.dropna() <= 0).all()),  # the first's last loss, by the last
         cost=cost(rows, "stage", end, start),
         loss_apart=SimpleNamespace(mean=Number(apart.mean(), decimals=3), std=Number(apart.std(), decimals=3)),
-        guess=Number(guess, PERCENT),
-        over_guess=Number(last.validation_accuracy.value / guess, decimals=1),
         tokens=Number(rows["real_tokens"].max(), "real tokens", decimals=0),
         seeds=rows["seed"].nunique(),
         compiled=_compiled(rows, end),

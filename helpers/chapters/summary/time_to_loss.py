@@ -272,6 +272,7 @@ class Judge:
 
 # Numbers
 
+SAME_MACHINE = 0.1  # the rates of a large product beside both sides differ by less
 COLUMNS = {
     "training_s": "time to the loss, s",
     "steps": "steps",
@@ -285,11 +286,15 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class TimeToLoss:
-    """`ratio` is of the sides' times, seed by seed: a lower bound where not all trainings have `reached` the target."""
+    """`ratio` is of the sides' times, seed by seed: a lower bound where not all trainings have `reached` the target.
+
+    `at_one_rate` is the ratio if a large product beside both sides had run equally fast.
+    """
 
     target: Number
     reached: bool
     ratio: Number
+    at_one_rate: Number
     beginner: Number
     everything: Number
     compile: Number
@@ -311,11 +316,14 @@ def _(rows: pd.DataFrame) -> TimeToLoss:
     compiled = rows[rows["part"] == COMPILED]
     eager = rows[(rows["part"] == CHOICE) & (rows["side"] == EVERYTHING)]  # of the compiled training's seed
     eager_s = eager.loc[eager["learning_rate"].isin(compiled["learning_rate"]), "start_s"].mean()
-    sides = (side.get("matmul_tflops", pd.Series(dtype=float)).astype(float).mean() for side in (slow, fast))
+    sides = [side.get("matmul_tflops", pd.Series(dtype=float)).astype(float).mean() for side in (slow, fast)]
+    faster = sides[1] / sides[0]
+    ratio = replace(ratio, noisy=abs(faster - 1) > SAME_MACHINE)
     return TimeToLoss(
         target=Number(rows["target"].iloc[0], "nats a byte"),
         reached=bool(trainings["reached"].all()),
         ratio=ratio,
+        at_one_rate=derived(ratio.value / faster, "the ratio over that of the rates", decimals=1),
         beginner=mean_of(slow["training_s"], "s", BEGINNER, decimals=1),
         everything=mean_of(fast["training_s"], "s", EVERYTHING, decimals=1),
         compile=Number(compiled["start_s"].mean() - eager_s, "s", missing="the compiled training", decimals=1),

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from ...book.table import FAILED, Worth, table
 from ...book.values import (
-    NOISY,
     PERCENT,
     TIMES,
     Number,
     derived,
-    is_noisy,
     lacking,
     marked,
     number,
@@ -148,10 +146,9 @@ def _by_width(rows: pd.DataFrame) -> pd.DataFrame:
     """Variants below each other, widths beside each other; of widths but `WIDTH` the times alone."""
     parts = []
     for width, of in rows.set_index("variant").groupby("hidden_dim"):
-        marks = [NOISY * is_noisy(row) for row in of.to_dict("records")]
         spread = [
-            f"{number(marked(row['median_ms'], row))}{mark} ({number(row['p20_ms'])}–{number(row['p80_ms'])})"
-            for mark, row in zip(marks, of.to_dict("records"), strict=True)
+            f"{number(marked(row['median_ms'], row))} ({number(row['p20_ms'])}–{number(row['p80_ms'])})"
+            for row in of.to_dict("records")
         ]
         numbers = {f"ms at d = {width} (p20–p80)": spread}
         if width == WIDTH:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ...book.table import Worth, numbers_of, table
-from ...book.values import PERCENT, Number, derived, marked
+from ...book.values import PERCENT, Number, derived, marked, quiet
 from ...lab import Row, device, peak_memory, phases
 from ...lab.device_share import as_column, share
 from ...lab.memory import GIB
@@ -155,9 +155,10 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def _against(base: pd.DataFrame, level: pd.DataFrame) -> SimpleNamespace:
+    """By how much a level's peak is lower and its backward longer; times beside noise don't count."""
     return SimpleNamespace(
         lower=least_and_most(1 - level["peak_gib"] / base["peak_gib"]),
-        longer=least_and_most(level["backward_s"] / base["backward_s"] - 1),
+        longer=least_and_most(quiet(level)["backward_s"] / quiet(base)["backward_s"] - 1),
     )
 
 

@@ -121,6 +121,10 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         median_error=Number(errors.median(), PERCENT, decimals=0, missing="a promise"),
         large_error=Number(errors.quantile(0.9), PERCENT, decimals=0, missing="a promise"),
         alarms=share_of(len(alarms), rows["alarm"].notna().sum()),
+        alarmed=", ".join(
+            f"{loop} {Number(share, PERCENT, decimals=0)}"
+            for loop, share in zip(alarms["loop"], alarms["alarm"], strict=True)
+        ),
         fp32=counted((rows["alarm_tried"] >= MARGIN).sum()),
         twins=counted(rows["alarm"].notna().sum()),
         beyond=counted((rows["gained"] > rows["promised"]).sum()),
