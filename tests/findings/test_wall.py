@@ -157,6 +157,8 @@ def test_ops_that_form_a_weight_are_told_from_those_that_form_a_layers_input():
     layer, plain, x = Quantized(), nn.Linear(64, 96), torch.randn(8, 64)
     assert "test_wall.py in weight" in formed(lambda: layer(x))
     assert formed(lambda: plain(x * 2 + x)) == []
+    normed = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(64, 96))
+    assert formed(lambda: normed(x)) == []
     with torch.autocast("cpu", torch.bfloat16):
         assert formed(lambda: plain(x.float())) == []
 

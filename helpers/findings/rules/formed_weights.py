@@ -2,11 +2,12 @@
 
 A trace names no tensors. An op counts as one that forms a weight if it comes right before a layer's product, in one
 call of a user's function, and the last such op gets as many elements as that product's weight has. Casts of floats
-alone are autocast's.
+alone are autocast's, and torch's own parametrizations, such as a spectral norm, are the model's.
 """
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import takewhile
 from math import prod
 
 from ..source_places import line_or_function, user_frame
@@ -21,6 +22,7 @@ _FORMING = _CASTS | aten(
 )
 _INTEGERS = {"signed char", "unsigned char", "short int", "int"}
 LEAST = 4096  # elements of a weight
+_PARAMETRIZATIONS = "torch/nn/utils/"
 
 
 def forming_lines(trace: Trace) -> dict[str, float]:
@@ -55,6 +57,10 @@ def _forming(before: list[Event], given: int, weight: int) -> list[Event]:
     sizes = [prod(dims) for dims in _tensors(working[-1])]
     frame = user_frame(working[-1])
     if frame is None or given in sizes or max(sizes, default=0) > weight or sum(sizes) < weight:
+        return []
+    if any(
+        _PARAMETRIZATIONS in outer.name for outer in takewhile(lambda outer: outer is not frame, working[-1].outer())
+    ):
         return []
     chain = [op for op in reversed(working) if frame in op.outer()]
     whole = any(kind in _INTEGERS for op in chain for kind in op.types)
