@@ -141,8 +141,12 @@ def _run(program: Any, argv: list[str], windows: Windows, workers: Workers, tell
     """Run the script until the windows are over; what it gave to sys.exit."""
     folder, plan = windows.costs.path.parent, windows.plan
     limited = windows.ranks == 1 and not plan.go_on
+    late = f"no optimizer has stepped in {plan.limit:.0f} s (--limit): after {PATIENCE * plan.limit:.0f} s it is ended"
+    reminder = threading.Timer(plan.limit, tell, [late])
+    reminder.daemon = True
 
     def begun() -> bool:
+        reminder.cancel()
         if limited and threading.current_thread() is threading.main_thread():
             stop_after(plan.seconds)
         return False
@@ -152,6 +156,8 @@ def _run(program: Any, argv: list[str], windows: Windows, workers: Workers, tell
         if limited:
             around.enter_context(_stopped_by_alarm())
             stop_after(PATIENCE * plan.limit)
+            around.callback(reminder.cancel)
+            reminder.start()
         if windows.ranks == 1:
             record = functools.partial(_record_started, folder=folder, plan=plan)
             stops = plan.seconds if limited else 0.0

@@ -18,7 +18,7 @@ from script.recorded import in_steps, read, watch
 import helpers
 from helpers.cli import main
 from helpers.script import children, windows
-from helpers.script.recording import NothingRecorded
+from helpers.script.recording import NothingRecorded, record_script
 from helpers.script.running import end_of_iteration
 
 HEAD = """
@@ -487,3 +487,10 @@ def test_a_block_of_a_notebook_is_watched_to_its_end_or_until_enough_is_known(ca
     assert steps == begun + 60 and watched.diagnosis.steps == 4
     with pytest.raises(NothingRecorded, match="2 iterations ended in this block"), helpers.watch():
         train(2)
+
+
+def test_a_script_in_which_nothing_steps_is_told_of_and_ended(script):
+    lines = []
+    with pytest.raises(NothingRecorded, match="ended without an optimizer step"):
+        record_script(script("import time\ntime.sleep(600)"), (), windows.Plan(limit=0.3), tell=lines.append)
+    assert any("no optimizer has stepped" in line for line in lines)
