@@ -8,8 +8,7 @@ Both sides train one Llama on bytes, from the same weights, and one function jud
 
 The clock runs from building the model to the first evaluation at or below the target, and stands still in evaluations.
 Each side's learning rate is the best of the same three for its own batches, on a seed of its own and trained by the
-fast code: slow code learns the same. `compiled` rows are trainings of the fast side with torch.compile, to know what it
-costs and after how many steps it has earned that.
+fast code: slow code learns the same. `compiled` rows are of the fast side with torch.compile, to know what it costs.
 """
 
 import contextlib
@@ -242,10 +241,7 @@ def full_rows(text: Articles, size: Size, seed: int) -> Iterator[Batch]:
 
 
 class Judge:
-    """The mean loss of the held-out bytes in nats: each from those before it in its line, or in its 640 bytes of it.
-
-    One function for both sides: it copies the weights into a model of its own, in mixed precision.
-    """
+    """The mean loss of held-out bytes in nats, each from those before it in its 640 bytes of a line, for both sides."""
 
     def __init__(self, lines: list[np.ndarray], size: Size):
         setup = replace(fast_setup(size, 1e-3, 0), fused=False, cuda_graph=False)
