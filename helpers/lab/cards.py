@@ -90,7 +90,7 @@ def cards() -> dict[str, Card]:
     text = ("gpu", "names", "source")
     with (DATA / "gpu_rates.csv").open(encoding="utf-8") as file:
         rows: list[dict[str, Any]] = [
-            {k: v if k in text else float(v or 0) for k, v in row.items()} for row in csv.DictReader(file)
+            {k: v if k in text else float(v) for k, v in row.items() if v} for row in csv.DictReader(file)
         ]
     return {row["gpu"]: Card(**row) for row in rows}
 
