@@ -214,7 +214,7 @@ def loop_text(loop: Loop) -> list[str]:
     if not loop.iterations:
         return []
     median = milliseconds(statistics.median(loop.iterations) * 1e3)
-    lines = [f"{len(loop.iterations)} iterations were seen, median {median}"]
+    lines = [f"{loop.count} iterations were seen, median {median}"]
     lines += [f"  {line.share:4.0%}  {line.where}  {line.source}  ({line.activity})" for line in loop.lines()]
     findings = unrecorded.ranked(unrecorded.loop_findings(loop, LEAST_GAIN))
     return lines + [f"{each.finding}: {each.gain}; {each.where}; {each.advice}" for each in findings]

@@ -37,6 +37,7 @@ class Loop:
     ) -> None:
         self.observation, self.backward, self.forming = observation, backward or {}, forming or {}
         self.iterations = observation.iterations
+        self.count = observation.count or len(self.iterations)
         self.total = max(observation.seconds, 1e-9)
         self.enough = len(self.iterations) >= (LEAST_ITERATIONS if self.total < LONG_S else 1)
         ours = 1 - self.others_s / self._passed_s if self._passed_s else 1.0

@@ -47,8 +47,7 @@ SWITCH_S, LOOKING_S = 1e-5, 0.005
 MEASURED_S = 0.05  # between two looks at memory at least, and a hundredth of the time so far
 _SET_TIMER_SLACK = 29
 BATCHES, LOOKS = 8, 32  # whose padding is counted; inputs of embeddings that are looked at, each a wait on a GPU
-KEPT, DEAREST, LOOPS = 5000, 200, 20  # iterations whose seconds are saved; lines; loops
-LOOKS_KEPT = 200_000  # half an hour's
+KEPT, LOOKS_KEPT, DEAREST, LOOPS = 5000, 200_000, 200, 20  # iterations' seconds, half an hour's looks, lines, loops
 AROUND = (OURS, contextlib.__file__)  # the files of what is around a script
 
 
@@ -284,11 +283,12 @@ class Monitor:
             LineTime(code.co_filename, line, code.co_name, activity, seconds, self.calls.made(code))
             for (code, line, activity), seconds in by_line.most_common(DEAREST)
         ]
-        took = zip(self.iterations.took, self.iterations.marks, strict=True)
+        took = [s for s, marks in zip(self.iterations.took, self.iterations.marks, strict=True) if not marks & RECORDED]
         return replace(
             self.counts,
             seconds=sum(self.seconds.values()),
-            iterations=[seconds for seconds, marks in took if not marks & RECORDED][-KEPT:],
+            iterations=took[-KEPT:],
+            count=len(took),
             lines=lines,
             wall=self._wall(),
             loops=self.calls.loops(dict(self.seconds))[:LOOPS],

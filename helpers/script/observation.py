@@ -47,7 +47,8 @@ class Observation:
 
     seconds: float = 0.0  # charged to lines
     lines: list[LineTime] = field(default_factory=list)  # the dearest first
-    iterations: list[float] = field(default_factory=list)  # seconds of each
+    iterations: list[float] = field(default_factory=list)  # seconds of each of the last
+    count: int = 0  # of iterations
     epochs: int = 0  # that began after the first iteration
     evaluations: int = 0
     backwards: int = 0

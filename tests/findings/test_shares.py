@@ -60,6 +60,13 @@ def test_what_is_waited_for_and_what_the_datasets_lines_take_count_together():
         assert {found.finding: found.gain_share for found in findings}[name] == pytest.approx(0.5)
 
 
+def test_what_is_counted_is_over_all_iterations_of_which_the_last_alone_have_times():
+    often = observed(line(BACKWARD, 1.0), averaged=400, count=100)
+    (found,) = loop_findings(Loop(often), 0.05)
+    assert found.finding == "gradients averaged too often" and found.evidence.startswith("4 times an iteration")
+    assert not loop_findings(Loop(replace(often, count=400)), 0.05)
+
+
 def test_growing_memory_costs_its_pages_and_a_list_of_numbers_is_not_what_fills_it():
     memory = [(number, number * 100 * MIB, 0) for number in range(10)]
     lists = [[FILE, 3, 10, False, 50 * MIB, False], [FILE, 4, 10, False, MIB, False]]

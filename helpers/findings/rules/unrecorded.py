@@ -9,7 +9,7 @@ from ...script import iterations, settings, stacks
 from ...script.stacks import place, quoted
 from ..loop import Loop, by_line, growth
 from ..summary import BOUND, ESTIMATE, MEASURED, SPECIFIC, Finding, milliseconds
-from . import batches, wall
+from . import wall
 
 # Seen by the host's clock, on which a wait for the device counts, too
 OF_HOST = {"Python loop", "garbage collection"}
@@ -49,7 +49,7 @@ def activities(loop: Loop) -> Iterator[Finding]:
     repeated = loop.forms[loop.forms["activity"] == stacks.RECOMPUTING]["share"].sum()
     for activity, fault in _ACTIVITIES.items():
         if share := loop.activities[activity] - (repeated if activity == stacks.RECOMPUTING else 0.0):
-            evidence = f"{share:.0%} of the time of {len(loop.iterations)} iterations"
+            evidence = f"{share:.0%} of the time of {loop.count} iterations"
             if activity == stacks.COMPILING and (again := loop.observation.compiled.get("again")):
                 evidence += f"; compiled again because {again[-1]}"
             kinds = loop.beyond(activity)
@@ -135,8 +135,8 @@ def garbage_collection(loop: Loop) -> Iterator[Finding]:
 
 def repeated_backwards(loop: Loop) -> Iterator[Finding]:
     """Several backward passes in an iteration: through one graph, or of micro-batches."""
-    each, backward = loop.observation.backwards / len(loop.iterations), loop.activities[stacks.BACKWARD]
-    if backward and each >= 1.5 and loop.observation.retained >= 0.5 * len(loop.iterations):
+    each, backward = loop.observation.backwards / loop.count, loop.activities[stacks.BACKWARD]
+    if backward and each >= 1.5 and loop.observation.retained >= 0.5 * loop.count:
         evidence = f"{each:.3g} backward passes an iteration, and the graph is kept for the next"
         fault, repeated = "repeated backward", backward
     elif backward and each >= MICRO_BATCHES:
@@ -207,7 +207,7 @@ def slower_and_slower(loop: Loop) -> Iterator[Finding]:
 
 def repeated_averaging(loop: Loop) -> Iterator[Finding]:
     """Gradients that the ranks average more than once before a step."""
-    each = loop.observation.averaged / len(loop.iterations)
+    each = loop.observation.averaged / loop.count
     if each >= 1.5 and loop.activities[stacks.BACKWARD]:
         evidence = f"{each:.3g} times an iteration DistributedDataParallel averages all gradients over the ranks"
         share = (1 - 1 / each) * loop.activities[stacks.BACKWARD]
@@ -225,7 +225,6 @@ RULES: tuple[Callable[[Loop], Iterator[Finding]], ...] = (
     anomaly_detection,
     slower_and_slower,
     repeated_averaging,
-    *batches.RULES,
     *wall.RULES,
 )
 

@@ -204,6 +204,7 @@ def test_predictions_stand_beside_each_of_a_gpus_rungs():
     steps = {"no optimisation": 2e5, "FlashAttention": 1e6, "compile": 1e6, "batch 8": 2e6, "float8": 2e6}
     rows = pd.DataFrame([row | {"step": step, "tokens_per_s": rate} for step, rate in steps.items()])
     named = rush.predicted.of_rows(rows)
+    steps.pop("float8")  # trains to another loss: there is no rate to predict
     assert named.table["rung"].tolist() == list(steps)
     assert named.table["predicted"].astype(float).nunique() == len(steps)  # each of its own
     ratios = [float(of) / rate - 1 for of, rate in zip(named.table["predicted"], steps.values(), strict=True)]
