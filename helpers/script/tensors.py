@@ -91,7 +91,8 @@ def unclaimed() -> Generator[None, None, tuple[str, int, float, bool] | None]:
         return None
     sizes = [sum(gone.get(weight, 0) for weight in module.parameters()) for module in modules]
     most = [module for module, size in zip(modules, sizes, strict=True) if size == max(sizes)]
-    module = min(most, key=lambda module: len(list(module.parameters())))
+    # the user's own around a layer that has the same weights, whichever Python's collector lists first
+    module = min(most, key=lambda module: (len(list(module.parameters())), -len(list(module.modules()))))
     passed = any(id(weight) in taken for weight in module.parameters())
     return type(module).__name__, len(gone), sum(gone.values()) / sum(reached.values()), passed
 
