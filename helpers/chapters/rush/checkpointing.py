@@ -49,7 +49,7 @@ class Checkpointing:
     selective: Number
     selective_memory: Number
     short: Number
-    short_selective: Number
+    over_full: Number
     shortest: int
 
 
@@ -83,7 +83,7 @@ def _(rows: pd.DataFrame) -> Checkpointing:
         selective=over(selective["tokens_per_s"], full["tokens_per_s"]),
         selective_memory=_bytes(over(selective["peak_gib"], full["peak_gib"])),
         short=in_unit(over(short_full, short_none), PERCENT, 0),
-        short_selective=over(short_selective, short_full),
+        over_full=over(short_selective, short_full),
         shortest=shortest,
     )
 
