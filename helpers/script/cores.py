@@ -1,7 +1,8 @@
 """Whose CPU seconds pass while a loop runs: its own threads', those of processes that it started, and of others.
 
-From Linux's /proc, once a second, in some milliseconds. The kernel counts for each thread how long it was ready to
-run and had no core (`schedstat`): so it is seen, not guessed, that the step's threads wait while workers compute.
+From Linux's /proc, once a second and later less often, in some milliseconds. The kernel counts for each thread how
+long it was ready to run and had no core (`schedstat`): so it is seen, not guessed, that the step's threads wait while
+workers compute.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ class Cores:
 
     def look(self, now: float, away_s: float, main: int) -> None:
         """Count what passed since the last look, unless the loop was recorded meanwhile."""
-        if self._last and now - self._last[0] < LOOK_S:
+        if self._last and now - self._last[0] < max(LOOK_S, self.seconds / 20):
             return
         counted = _counted()
         if self._last and away_s == self._last[1] and counted and self._last[2]:

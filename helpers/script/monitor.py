@@ -1,17 +1,16 @@
 """What a training does while nothing slows it: where its wall time goes, line by line, and what no operator shows.
 
-A thread looks at the stack of the thread that trains, a hundred times a second, and charges the time since its last
-look to the innermost line of the user's code, and to what a library does for it there: waiting for the loader, saving,
-drawing. A library's own time goes to the line that called it. Beside that are counted: the time of each iteration, the
-memory of the process and the device, padded positions of what embeddings are given, garbage collections, compilations,
-lists that grow, loaders that begin, measurements of the script's own clock, and switches that it sets.
-
-A look costs some 20 µs, a call of what is wrapped (`nn.Module.train`, `torch.no_grad`, embeddings) about a microsecond.
+A thread looks at the stack of the thread that trains, a hundred times a second or as often as a hundredth of a core
+allows, and charges the time since its last look to the innermost line of the user's code, and to what a library does
+for it there: waiting for the loader, saving, drawing. A library's own time goes to the line that called it. Counted are
+iterations' times, memory, padding, garbage collections, compilations, lists that grow, loaders that begin, the script's
+own clock, and switches that it sets. A call of what is wrapped for that (embeddings, `torch.no_grad`) takes 1 µs more.
 """
 
 import contextlib
 import ctypes
 import gc
+import itertools
 import random
 import sys
 import threading
@@ -39,7 +38,7 @@ from .settings import Settings, variables
 from .stacks import DATASET, EVALUATING, OURS, Line, Stack, functions_around, is_library, read_stack, user_line
 from .tensors import Growing, batch_makers, dependencies, padded_at, padded_positions
 
-PERIOD_S = 0.01
+PERIOD_S, SHARE = 0.01, 0.01  # between two looks; of a core that they may use, or there are fewer
 # A thread that waits for the interpreter's lock gets it at the next operator, which gives it up, or after this time. By
 # Python's default, 5 ms, most looks would fall on operators, however long the Python before them took. A look that gave
 # the lock back in its middle would see a later line.
@@ -52,13 +51,14 @@ AROUND = (OURS, contextlib.__file__)  # the files of what is around a script
 
 
 def looks(thread: int, ended: threading.Event) -> Iterator[tuple[float, float, FrameType]]:
-    """A hundred times a second: when the last look was, when this one is, and the thread's innermost frame."""
+    """Up to a hundred times a second: when the last look was, when this one is, and the thread's innermost frame."""
     with contextlib.suppress(OSError, AttributeError):
         # Linux wakes this thread when its wait is over, not up to 50 µs later to save power.
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1)
-    began = time.perf_counter()
-    while not ended.is_set():
-        time.sleep(PERIOD_S * (0.5 + random.random()))  # at odd times, or a loop might be in step
+    began, used_s = time.perf_counter(), time.thread_time()
+    for looked in itertools.takewhile(lambda _: not ended.is_set(), itertools.count(1)):
+        each_s = (time.thread_time() - used_s) / looked
+        time.sleep(max(PERIOD_S, each_s / SHARE) * (0.5 + random.random()))  # at odd times, or a loop might be in step
         sys.setswitchinterval(LOOKING_S)
         now, frame = time.perf_counter(), sys._current_frames().get(thread)
         if frame is not None and not ended.is_set():
@@ -114,7 +114,7 @@ class Monitor:
         self._looking.start()
 
     def stop(self) -> None:
-        """What the script did since the last iteration counts, too, unless that is a part of an ordinary one."""
+        """What the script did since the last iteration counts, too, unless that is part of an ordinary one."""
         looking = self._looking and not self.away and not self._ended.is_set()
         if looking and self._seen_s - self._last > self.iterations.slow_from():
             self._add(self._seen_s)

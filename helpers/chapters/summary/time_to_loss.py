@@ -12,11 +12,11 @@ fast code: slow code learns the same. `compiled` rows are of the fast side with 
 """
 
 import contextlib
-import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, count
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,7 @@ from ...book.table import Worth, table
 from ...book.values import Number, derived, lacking, mean_of, over_runs
 from ...kernels.chunked_loss import IGNORED
 from ...lab import Row, device, in_fresh_process
+from ...lab.ceilings import rate_beside
 from ...lab.memory import PeakAbove
 from ...lab.timing import synchronize
 from ...models import Llama
@@ -45,8 +46,7 @@ BEGINNER, EVERYTHING = SIDES = "beginner", "everything"
 CHOICE, TRAINING, COMPILED = "choice", "training", "compiled"  # a row's part
 SEEDS, CHOOSING = range(3), 3
 RISING = 20  # steps in which the fast side's learning rate rises
-PADDING = 0  # a byte that no text has
-LONGEST = 640  # bytes of a line that the beginner keeps
+PADDING, LONGEST = 0, 640  # a byte that no text has; bytes of a line that the beginner keeps
 EVALUATED = 16  # samples of a batch that is evaluated
 
 Batch = tuple[Tensor, Tensor | None, int]  # tokens (B, T + 1), targets (B, T) unless they follow, real bytes
@@ -74,7 +74,7 @@ SIZES = {
         lines=4, rows=8, length=64, every=4, held_out=2_000,
     ),
     "cpu": Size(
-        model="bytes-1m", target=2.1, seconds=330, rates=(1e-3, 2e-3, 4e-3), choosing=400,
+        model="bytes-1m", target=2.1, seconds=330, rates=(1e-3, 2e-3, 4e-3), choosing=240,
         lines=4, rows=4, length=LONGEST, every=20, held_out=32_000,
     ),
     "gpu": Size(
@@ -88,34 +88,34 @@ SIZES = {
 }  # fmt: skip
 # Compilation isn't part of it: it takes longer than these trainings, as the rows `compiled` show.
 FAST = partial(Setup, precision="amp-bf16", norm="torch", fused=True, optimizer="fused")
-SIDES_OF = {size: [{"side": side, "size": size} for side in SIDES] for size in SIZES}
 
 
 @table(
-    small=SIDES_OF["small"],
-    cpu=SIDES_OF["cpu"],
-    gpu=SIDES_OF["gpu"],
-    big_gpu=SIDES_OF["full"],
+    small=[{"size": "small"}],
+    cpu=[{"size": "cpu"}],
+    gpu=[{"size": "gpu"}],
+    big_gpu=[{"size": "full"}],
     same_work=False,
-    columns="part seed learning_rate target reached held_out_loss training_s start_s step_ms? steps real_bytes "
-    "bytes_per_s peak_gib million_parameters source curve",
-    worth=Worth(100, "time to the same loss, by a beginner and by all", cpu=700, gpu=260, big_gpu=260, on_gpu=3),
+    columns="side part seed learning_rate target reached held_out_loss training_s start_s step_ms? steps real_bytes "
+    "bytes_per_s peak_gib product_tflops million_parameters source curve",
+    worth=Worth(100, "time to the same loss, by a beginner and by all", cpu=1000, gpu=520, big_gpu=520, on_gpu=3),
 )
-def time_to_loss(side: str, size: str) -> list[Row]:
-    """Trainings of a side until the held-out loss is at most the target: three that choose the learning rate, then one
-    for each of three seeds, and of the fast side one that is compiled. Each in a process of its own.
+def time_to_loss(size: str) -> list[Row]:
+    """Trainings until the held-out loss is at most the target: of each side three that choose the learning rate, then
+    one for each of three seeds, where the sides take turns, and a fast one that is compiled. Each in its own process.
 
     `training_s` holds everything but evaluation; `curve` has pairs of seconds and held-out loss. `start_s` is building
     the model, and what the first steps take more than later ones: compiling, and the capture of a graph. A training
-    that isn't `reached` has spent its seconds.
+    that isn't `reached` has spent its seconds. `product_tflops` is the rate of a large product after the training.
     """
     apart = partial(in_fresh_process, train, environment=environment())
     run, sizes = train if size == "small" else apart, SIZES[size]
-    tried = [run(side, CHOICE, CHOOSING, rate, sizes) for rate in sizes.rates]
-    rate = chosen_rate(tried)
-    rows = tried + [run(side, TRAINING, seed, rate, sizes) for seed in SEEDS]
-    if side == EVERYTHING and size != "small":
-        rows.append(run(side, COMPILED, CHOOSING, rate, sizes))
+    tried = {side: [run(side, CHOICE, CHOOSING, rate, sizes) for rate in sizes.rates] for side in SIDES}
+    rates = {side: chosen_rate(tried[side]) for side in SIDES}
+    turns = [(side, seed) for seed in SEEDS for side in (SIDES if seed % 2 else reversed(SIDES))]
+    rows = [*chain(*tried.values()), *(run(side, TRAINING, seed, rates[side], sizes) for side, seed in turns)]
+    if size != "small":
+        rows.append(run(EVERYTHING, COMPILED, CHOOSING, rates[EVERYTHING], sizes))
     return rows
 
 
@@ -133,7 +133,7 @@ def train(side: str, part: str, seed: int, rate: float, size: Size) -> Row:
         synchronize()
         began, spent, first_s, real, curve = time.perf_counter(), 0.0, 0.0, 0, []
         model, steps = begin(side, part, seed, rate, size, text)
-        for number in itertools.count(1):
+        for number in count(1):
             real += next(steps)
             if number == WARM_UP + 1:  # compiled, captured
                 synchronize()
@@ -148,7 +148,14 @@ def train(side: str, part: str, seed: int, rate: float, size: Size) -> Row:
                 break
             began = time.perf_counter()
     step_s = (spent - first_s) / max(number - WARM_UP - 1, 1)
-    row: Row = {"part": part, "seed": seed, "learning_rate": rate, "target": size.target, "source": text.source}
+    row: Row = {
+        "side": side,
+        "part": part,
+        "seed": seed,
+        "learning_rate": rate,
+        "target": size.target,
+        "source": text.source,
+    }
     return row | {
         "reached": curve[-1][1] <= size.target,
         "held_out_loss": curve[-1][1],
@@ -159,6 +166,7 @@ def train(side: str, part: str, seed: int, rate: float, size: Size) -> Row:
         "real_bytes": real,
         "bytes_per_s": real / spent,
         "peak_gib": peak.gib,
+        "product_tflops": rate_beside(),
         "million_parameters": sum(weight.numel() for weight in model.parameters()) / 1e6,
         "curve": ";".join(f"{seconds:.4g}:{loss:.4f}" for seconds, loss in curve),
     }
@@ -282,19 +290,15 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class TimeToLoss:
-    """`ratio` is of the sides' times, seed by seed: a lower bound where not all trainings have `reached` the target.
-
-    `at_one_rate` is the ratio if a large product beside both sides had run equally fast.
-    """
+    """`ratio` is of the sides' times, seed by seed: a lower bound where not all trainings have `reached` the target."""
 
     target: Number
     reached: bool
     ratio: Number
-    at_one_rate: Number
     beginner: Number
     everything: Number
     compile: Number
-    rates: str  # of a large product beside each side
+    rates: str  # of a large product after each side's trainings
     table: pd.DataFrame
     curves: pd.DataFrame  # side, seed, seconds, loss
 
@@ -312,14 +316,12 @@ def _(rows: pd.DataFrame) -> TimeToLoss:
     compiled = rows[rows["part"] == COMPILED]
     eager = rows[(rows["part"] == CHOICE) & (rows["side"] == EVERYTHING)]  # of the compiled training's seed
     eager_s = eager.loc[eager["learning_rate"].isin(compiled["learning_rate"]), "start_s"].mean()
-    sides = [side.get("matmul_tflops", pd.Series(dtype=float)).astype(float).mean() for side in (slow, fast)]
-    faster = sides[1] / sides[0]
-    ratio = replace(ratio, noisy=abs(faster - 1) > SAME_MACHINE)
+    sides = [side.get("product_tflops", pd.Series(dtype=float)).astype(float).mean() for side in (slow, fast)]
+    ratio = replace(ratio, noisy=abs(sides[1] / sides[0] - 1) > SAME_MACHINE)
     return TimeToLoss(
         target=Number(rows["target"].iloc[0], "nats a byte"),
         reached=bool(trainings["reached"].all()),
         ratio=ratio,
-        at_one_rate=derived(ratio.value / faster, "the ratio over that of the rates", decimals=1),
         beginner=mean_of(slow["training_s"], "s", BEGINNER, decimals=1),
         everything=mean_of(fast["training_s"], "s", EVERYTHING, decimals=1),
         compile=Number(compiled["start_s"].mean() - eager_s, "s", missing="the compiled training", decimals=1),

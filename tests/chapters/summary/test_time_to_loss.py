@@ -120,7 +120,7 @@ def test_the_ratio_is_of_times_seed_by_seed():
 
 
 def test_rates_beside_the_sides_are_told_and_compilation_is_what_the_start_took_longer():
-    numbers = table.of_rows(rows().assign(matmul_tflops=[0.1] * 3 + [0.2] * 5))
+    numbers = table.of_rows(rows().assign(product_tflops=[0.1] * 3 + [0.2] * 5))
     assert numbers.rates == "0.10 and 0.20 TFLOP/s" and numbers.compile.value == pytest.approx(30)
 
 
@@ -147,4 +147,4 @@ def test_a_training_keeps_its_own_seconds_in_its_record(tmp_path):
     for row in store.read_rows(file):
         last = row["curve"].split(";")[-1].split(":")[0]
         assert float(row["training_s"]) == pytest.approx(float(last), rel=1e-3)
-        assert float(row["seconds"]) > float(row["training_s"])  # of all trainings of the side
+        assert float(row["seconds"]) > float(row["training_s"])  # of all trainings
