@@ -1,10 +1,10 @@
 """What a training does while nothing slows it: where its wall time goes, line by line, and what no operator shows.
 
-A thread looks at the stack of the thread that trains, a hundred times a second or as often as a hundredth of a core
-allows, and charges the time since its last look to the innermost line of the user's code, and to what a library does
-for it there: waiting for the loader, saving, drawing. A library's own time goes to the line that called it. Counted are
-iterations' times, memory, padding, garbage collections, compilations, lists that grow, loaders that begin, the script's
-own clock, and switches that it sets. A call of what is wrapped for that (embeddings, `torch.no_grad`) takes 1 µs more.
+A thread looks at the stack of the thread that trains, a hundred times a second at first and then less often, and
+charges the time since its last look to the innermost line of the user's code, and to what a library does for it there:
+waiting for the loader, saving, drawing. A library's own time goes to the line that called it. Counted are iterations'
+times, memory, padding, garbage collections, compilations, lists that grow, loaders that begin, the script's own clock,
+and switches that it sets. A call of what is wrapped for that (embeddings, `torch.no_grad`) takes 1 µs more.
 """
 
 import contextlib
@@ -38,12 +38,11 @@ from .settings import Settings, variables
 from .stacks import DATASET, EVALUATING, OURS, Line, Stack, functions_around, is_library, read_stack, user_line
 from .tensors import Growing, batch_makers, dependencies, padded_at, padded_positions
 
-PERIOD_S, SHARE = 0.01, 0.01  # between two looks; of a core that they may use, or there are fewer
-# A thread that waits for the interpreter's lock gets it at the next operator, which gives it up, or after this time. By
-# Python's default, 5 ms, most looks would fall on operators, however long the Python before them took. A look that gave
-# the lock back in its middle would see a later line.
+PERIOD_S, LONGEST_S, FIRST, SHARE = 0.01, 0.05, 100, 0.005  # the first looks come fast, later ones by their share
+# A thread that waits for the interpreter's lock gets it at the next operator or after this time. By Python's default,
+# 5 ms, most looks would fall on operators. A look that gave the lock back in its middle would see a later line.
 SWITCH_S, LOOKING_S = 1e-5, 0.005
-MEASURED_S = 0.05  # between two looks at memory at least, and a hundredth of the time so far
+MEASURED_S = 0.2  # between two looks at memory at least, and a hundredth of the time so far
 _SET_TIMER_SLACK = 29
 BATCHES, LOOKS = 8, 32  # whose padding is counted; inputs of embeddings that are looked at, each a wait on a GPU
 KEPT, LOOKS_KEPT, DEAREST, LOOPS = 5000, 200_000, 200, 20  # iterations' seconds, half an hour's looks, lines, loops
@@ -57,8 +56,9 @@ def looks(thread: int, ended: threading.Event) -> Iterator[tuple[float, float, F
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1)
     began, used_s = time.perf_counter(), time.thread_time()
     for looked in itertools.takewhile(lambda _: not ended.is_set(), itertools.count(1)):
-        each_s = (time.thread_time() - used_s) / looked
-        time.sleep(max(PERIOD_S, each_s / SHARE) * (0.5 + random.random()))  # at odd times, or a loop might be in step
+        period_s = (time.thread_time() - used_s) / looked / SHARE if looked > FIRST else 0.0
+        period_s = min(max(PERIOD_S, period_s), LONGEST_S)
+        time.sleep(period_s * (0.5 + random.random()))  # at odd times, or a loop might be in step
         sys.setswitchinterval(LOOKING_S)
         now, frame = time.perf_counter(), sys._current_frames().get(thread)
         if frame is not None and not ended.is_set():
@@ -162,7 +162,7 @@ class Monitor:
             return
         self.count += 1
         self.observed_s += took
-        if now >= self._measured:  # the memory, some 50 µs
+        if now >= self._measured:  # the memory, 50 to 200 µs
             self._measured = now + max(MEASURED_S, self.observed_s / 100)
             on_device = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
             self.counts.memory.append((self.count, system_bytes(RESIDENT), on_device))
