@@ -35,6 +35,7 @@ class Setup:
 
     task: str = "lm"
     precision: str = "dynamic"
+    autocast: str = "ours"  # or "torch"
     data: str = "standard"  # how batches of text are made
     preset: str = "small"
     epochs: int = 5
@@ -46,6 +47,7 @@ class Setup:
     def __post_init__(self) -> None:
         check_choice(TASKS, task=self.task)
         check_choice(PRECISIONS, precision=self.precision)
+        check_choice(("ours", "torch"), autocast=self.autocast)
         check_choice(DATA, data=self.data)
         check_choice(PRESETS[self.task], preset=self.preset)
         if self.task != "lm" and self.data != "standard":
@@ -56,7 +58,7 @@ class Setup:
             raise ValueError(f"clip is {self.clip}; it must be above 0")
 
     def in_precision(self) -> Precision:
-        return Precision(self.precision, "ours", self.growth_interval)
+        return Precision(self.precision, self.autocast, self.growth_interval)
 
 
 def train(setup: Setup, *, on_step: OnStep | None = None, progress: bool = True) -> dict[str, Any]:

@@ -211,7 +211,7 @@ def _in_context(where: str, files: Mapping[str, str]) -> Iterator[str]:
 
 def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.lines:
-        yield "<h2>Dearest lines of the loop as it runs unrecorded</h2>"
+        yield "<h2>Most expensive lines of the loop as it runs unrecorded</h2>"
         rows = (
             [f"{line.share:.0%}", f"<code>{escape(f'{line.where}  {line.source}')}</code>", escape(line.activity)]
             for line in diagnosis.lines

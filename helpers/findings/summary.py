@@ -118,7 +118,7 @@ class Diagnosis:
     notes: tuple[Note, ...]
     warnings: tuple[Note, ...] = ()  # why the profile may mislead, and what to record again
     source: Path | None = None
-    lines: tuple[Line, ...] = ()  # the user's dearest, of the loop before it was recorded
+    lines: tuple[Line, ...] = ()  # the user's most expensive, of the loop before it was recorded
     wall: Wall | None = None
     files: Mapping[str, str] = field(default_factory=dict)  # paths of the user's files, by their names in findings
 
@@ -184,7 +184,7 @@ def _blocks(diagnosis: Diagnosis) -> Iterator[list[str]]:
     if not diagnosis.wall or diagnosis.account:
         yield list(_bars(diagnosis))
     if diagnosis.lines:
-        dearest = ["dearest lines of the loop as it runs unrecorded:"]
+        dearest = ["most expensive lines of the loop as it runs unrecorded:"]
         for line in diagnosis.lines:
             text = textwrap.shorten(f"{line.where}  {line.source}", WIDTH - 30, placeholder=" …")
             dearest += wrapped(f"{text}  ({line.activity})", f"  {line.share:4.0%}  ")

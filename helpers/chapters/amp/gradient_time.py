@@ -16,17 +16,19 @@ from ...lab.timing import tensors
 from .trainings import RUNS, SMALL_RUNS, TASKS, TIMED, runs, training_setup
 
 TORCHS_KERNELS, FP32_KERNELS = "torch's", "fp32's, rounded"
+TORCHS_AUTOCAST = "bf16-torch"  # all others are of ours
+NAMES = RUNS | {TORCHS_AUTOCAST: "AMP, bf16, torch's autocast"}
 
 
 @table(
     small=[run | {"kernels": FP32_KERNELS} for run in SMALL_RUNS],
     cpu=[
-        *(run | {"kernels": TORCHS_KERNELS} for run in runs("reduced", ("fp32", "bf16"))),
+        *(run | {"kernels": TORCHS_KERNELS} for run in runs("reduced", ("fp32", "bf16", TORCHS_AUTOCAST))),
         *(run | {"kernels": FP32_KERNELS} for run in runs("reduced", ("fp16", "amp", "static", "dynamic"))),
         *(run | {"kernels": TORCHS_KERNELS} for run in runs("reduced", ("dynamic",), ["segmentation"])),
     ],
-    gpu=[run | {"kernels": TORCHS_KERNELS} for run in runs("reduced", TIMED)],
-    big_gpu=[run | {"kernels": TORCHS_KERNELS} for run in runs("full", TIMED)],
+    gpu=[run | {"kernels": TORCHS_KERNELS} for run in runs("reduced", (*TIMED, TORCHS_AUTOCAST))],
+    big_gpu=[run | {"kernels": TORCHS_KERNELS} for run in runs("full", (*TIMED, TORCHS_AUTOCAST))],
     columns="median_ms p20_ms p80_ms n peak_gib",
     version=3,
     worth=Worth(40, "one gradient in each precision", cpu=5.2, gpu=4, big_gpu=3),
@@ -38,7 +40,8 @@ def gradient_time(task: str, precision: str, size: str, kernels: str) -> Row:
     those of fp32 with the results rounded. Its memory is that of weights and batch, and what the computation adds at
     its peak, gradients among it; not the pictures that lie on the device for other batches.
     """
-    trainer = training.build_trainer(training_setup(task, precision, size))
+    by = {"precision": "bf16", "autocast": "torch"} if precision == TORCHS_AUTOCAST else {"precision": precision}
+    trainer = training.build_trainer(training_setup(task, size=size, **by))
     model, scaler = trainer.model, trainer.scaler
     batch = next(trainer.epoch(0))
 
@@ -59,18 +62,22 @@ def gradient_time(task: str, precision: str, size: str, kernels: str) -> Row:
 @gradient_time.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
     """Time and memory of a gradient by training; what 16 bits take by torch's own kernels, against fp32."""
-    fp16, by_torch = ~rows["precision"].isin(["fp32", "bf16"]), rows["kernels"] == TORCHS_KERNELS
+    in_bf16 = ["fp32", "bf16", TORCHS_AUTOCAST]
+    fp16, by_torch = ~rows["precision"].isin(in_bf16), rows["kernels"] == TORCHS_KERNELS
     named = fp16 & by_torch & (rows["kernels"].nunique() > 1)
     cells: dict[str, dict] = {}
     for row in rows.assign(named=named).to_dict("records"):
-        training = RUNS[row["precision"]] + (", torch's kernels" if row["named"] else "")
+        training = NAMES[row["precision"]] + (", torch's kernels" if row["named"] else "")
         columns = cells.setdefault(training, {"training": training})
         middle, low, high = number(marked(row["median_ms"], row)), number(row["p20_ms"]), number(row["p80_ms"])
         columns[f"{TASKS[row['task']]}, ms"] = f"{middle} ({low} – {high})"
         columns[f"{TASKS[row['task']]}, GiB"] = row["peak_gib"]
     pictures = rows[by_torch & (rows["task"] == "segmentation")]
     fp32, dynamic, bf16 = (pick(pictures, "median_ms", "ms", precision=run) for run in ("fp32", "dynamic", "bf16"))
+    text = rows[by_torch & (rows["task"] == "lm")]
+    ours, torchs = (pick(text, "median_ms", "ms", precision=run) for run in ("bf16", TORCHS_AUTOCAST))
     return SimpleNamespace(
+        ours=over(ours, torchs),
         table=pd.DataFrame(list(cells.values())),
         fp16=over(dynamic, fp32),
         bf16=over(bf16, fp32),

@@ -136,6 +136,7 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         sizes=", ".join(map(str, sizes)),
         over_torch=over_torch,
         over_none=ratio_of(ours, "ratio_to_no_scaler"),
+        torch_over_none=ratio_of(largest[largest["variant"] == TORCHS], "ratio_to_no_scaler"),
         speedup=inverse(over_torch),
         predicted_over_torch=derived(36 / 48, "bytes moved"),
         predicted_over_none=derived(36 / 40, "bytes moved"),

@@ -37,12 +37,12 @@ SMALL_RUNS, FULL_RUNS = runs("small", ("fp32", "amp", "dynamic")), runs("full", 
 LONG_RUNS = runs("long", PRECISIONS, ["segmentation"]) + runs("reduced", PRECISIONS, ["lm"])
 
 
-def training_setup(task: str, precision: str, size: str, seed: int = 0) -> Setup:
+def training_setup(task: str, precision: str, size: str, seed: int = 0, autocast: str = "ours") -> Setup:
     """A training; on a CPU with what is there of WikiText, if it is."""
     epochs = EPOCHS[size] if task == "segmentation" else 1
     path = local_wikitext() if task == "lm" and size != "small" else None
     run = {"epochs": epochs, "growth_interval": GROWTH_INTERVAL[size], "path": path, "seed": seed}
-    return Setup(task=task, precision=precision, preset=size, **run)
+    return Setup(task=task, precision=precision, autocast=autocast, preset=size, **run)
 
 
 def zero_share(grads: list[Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...book.table import Worth, table
+from ...book.values import over, pick
 from ...kernels import swaps
 from ...lab import Row, compare, device, missing_because
 from ...lab.timing import queue_ahead
@@ -63,7 +64,9 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     rows = rows[rows["width"] == rows["width"].max()]
     shown = _varied(bandwidth(rows, ["kind", "rows", "width"]), ["rows", "width"]).replace(KINDS)
     sizes = ", ".join(f"{name} {rows[name].iloc[0]}" for name in ("rows", "width") if name not in shown)
-    return SimpleNamespace(variants=shown, sizes=sizes)
+    layer = rows[rows["kind"] == "layer"]
+    torchs, ours, apex = (pick(layer, "median_ms", "ms", variant=of) for of in (swaps.TORCH, "triton", "apex"))
+    return SimpleNamespace(variants=shown, sizes=sizes, ours=over(ours, torchs), apex=over(apex, torchs))
 
 
 def _varied(shown: pd.DataFrame, names: list[str]) -> pd.DataFrame:

@@ -65,12 +65,13 @@ def profilers(script: str, profiler: str, limit_s: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         answers = ASKED[profiler](script, Path(folder), limit_s)
     package = f"{PACKAGES[profiler]} {installed(PACKAGES[profiler])}"
-    return [{"by": by, "package": package} | judged(script, found) for by, found in answers.items()]
+    lines = CAUSES[script]["lines"]
+    return [{"by": by, "package": package} | judged(script, lines, found) for by, found in answers.items()]
 
 
-def judged(script: str, answers: Answers) -> Row:
+def judged(script: str, edited: list[int], answers: Answers) -> Row:
     """The first answer, and the place of the first of three that names one of the lines that a person would edit."""
-    lines = {f"{script}.py:{line}" for line in CAUSES[script]["lines"]}
+    lines = {f"{script}.py:{line}" for line in edited}
     named = (lines & {*re.findall(r"\w+\.py:\d+", answer)} for answer, _ in answers[:FIRST])
     answer, share = (answers or [("nothing", None)])[0]
     return {"answer": answer, "share": share, "place": next((n for n, hit in enumerate(named, 1) if hit), None)}

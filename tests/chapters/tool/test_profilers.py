@@ -18,16 +18,17 @@ from helpers.chapters.tool.profilers import (
     with_traced_step,
 )
 
-PRESTO, CAUSE = "presto_worldcereal_9", CAUSES["presto_worldcereal_9"]["lines"][0]
+PRESTO = "presto_worldcereal_9"
+CAUSE, *_ = LINES = CAUSES[PRESTO]["lines"]
 
 
 def test_an_answer_is_right_by_the_place_of_a_line_that_a_person_would_edit():
     other, right = (f"{PRESTO}.py:1 import argparse", 0.4), (f"Python loop {PRESTO}.py:{CAUSE} a = row[name]", 0.3)
-    assert judged(PRESTO, [right, other])["place"] == 1
-    assert judged(PRESTO, [other, right]) == {"answer": other[0], "share": 0.4, "place": 2}
-    assert judged(PRESTO, [other, other, other, right])["place"] is None
-    assert judged(PRESTO, [(f"{PRESTO}.py:{CAUSE}0", None)])["place"] is None
-    assert judged(PRESTO, []) == {"answer": "nothing", "share": None, "place": None}
+    assert judged(PRESTO, LINES, [right, other])["place"] == 1
+    assert judged(PRESTO, LINES, [other, right]) == {"answer": other[0], "share": 0.4, "place": 2}
+    assert judged(PRESTO, LINES, [other, other, other, right])["place"] is None
+    assert judged(PRESTO, LINES, [(f"{PRESTO}.py:{CAUSE}0", None)])["place"] is None
+    assert judged(PRESTO, LINES, []) == {"answer": "nothing", "share": None, "place": None}
 
 
 def test_samples_are_counted_where_they_end_and_where_they_pass():
