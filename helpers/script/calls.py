@@ -5,6 +5,7 @@ model's layers one after another are no loop, and a model that is called for eac
 """
 
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 from torch import nn
 from torch.autograd.graph import _engine_run_backward
 
+from .source_code import body_of
 from .stacks import COMPUTING, Stack, is_library, is_part, line_of
 
 PASSES = 16  # of a loop at least
@@ -31,6 +33,8 @@ class Calls:
         self.ran: Counter[Site] = Counter()
         self._modules: dict[Site, Counter[tuple[str, int]]] = defaultdict(Counter)  # that a line calls
         self._objects: dict[CodeType, set[int]] = defaultdict(set)  # whose method a function is
+        self._took: Counter[Site] = Counter()  # seconds until the next line, in the iteration that is slowed
+        self._at: tuple[Site, float] | None = None  # the line that runs there, and since when
 
     @contextmanager
     def counted(self, called: Callable[[FrameType, Any], None]) -> Iterator[None]:
@@ -71,6 +75,10 @@ class Calls:
     def _trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
         if event == "line" and (site := _site(frame)):
             self.ran[site] += 1
+            now = time.perf_counter()
+            if self._at:
+                self._took[self._at[0]] += now - self._at[1]
+            self._at = site, now
         return None if is_library(frame.f_code.co_filename) else self._trace
 
     def passes(self, site: Site) -> tuple[int, str]:
@@ -100,6 +108,8 @@ class Calls:
 
     def _loop(self, lines: Counter[Site], functions: set[CodeType]) -> dict[str, Any]:
         (code, line), _ = lines.most_common(1)[0]
+        # A look comes at a call or at a loop's end: its head is charged with what the last operators of its body take.
+        line = max([line, *body_of(code.co_filename, line)], key=lambda at: self._took[code, at])
         passes, module = self.passes((code, line))
         return {
             "file": code.co_filename,

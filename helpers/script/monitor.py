@@ -187,7 +187,7 @@ class Monitor:
         for began, now, frame in looks(self._thread, self._ended):
             before, away = away, self._away_until(now)
             if not self.away:
-                activity, stack = read_stack(frame, self._training)
+                activity, stack = read_stack(frame, self._training, not (self._no_grad or self._evaluating))
                 activity = EVALUATING if self._evaluating and self._no_grad else activity
                 if stack[0][0].co_filename.startswith(AROUND):  # the script has ended
                     continue

@@ -51,6 +51,14 @@ def is_repeated(file: str, line: int, ordinary: Collection[int]) -> bool:
     return bool(_other_loops(_path(file, line), ordinary))
 
 
+def body_of(file: str, line: int) -> range:
+    """The lines in the loop whose head a line is; none of another line."""
+    last, _ = (_path(file, line) or [(None, [])])[-1]
+    if not isinstance(last, _LOOPS) or last.lineno != line:
+        return range(0)
+    return range(last.body[0].lineno, last.body[-1].end_lineno + 1)
+
+
 def repeats(file: str, line: int) -> bool:
     """Whether a line does in a comprehension what it does."""
     return any(isinstance(node, _COMPREHENSIONS) for last, _ in _path(file, line)[-1:] for node in ast.walk(last))

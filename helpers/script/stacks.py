@@ -48,14 +48,15 @@ _STARTERS = ("bin/dlspeed", "runpy.py", "<frozen runpy>")
 _INEXACT_NS = (0, 1, -1, 2, -2)  # how far an exported time may be from the profile's own, the nearest first
 
 
-def read_stack(frame: FrameType, training: Collection[CodeType] = ()) -> tuple[str, Stack]:
+def read_stack(frame: FrameType, training: Collection[CodeType] = (), learns: bool = False) -> tuple[str, Stack]:
     """What the thread is doing, and the user's functions and lines that have it done, innermost first.
 
     In a loader's iterator the user's code is the dataset's; a library's frames inside the user's call are the call's.
     What the user's code does inside of a library's call, such as a generator in tqdm's, is the user's; and what starts
     processes, such as a loader, isn't logging, though that is told of each fork.
     Whatever a function does that is called `evaluate`, `validate_epoch` or `test`, it evaluates, unless it is one of
-    those that are `training`, such as a `run_train_validation_loop`.
+    those that are `training`, such as a `run_train_validation_loop`, or `learns`: gradients are on in training mode, as
+    in PPO's `evaluate_actions`.
     """
     activity, outer = "", frame
     users: list[tuple[CodeType, int]] = []
@@ -67,7 +68,7 @@ def read_stack(frame: FrameType, training: Collection[CodeType] = ()) -> tuple[s
                 users.pop()
             if len(users) < DEEPEST:
                 users.append((code, line_of(current)))
-            activity = kind if kind == EVALUATING and code not in training else activity
+            activity = kind if kind == EVALUATING and not learns and code not in training else activity
         elif kind == LOADING and users and not activity:
             activity = DATASET
         elif kind and activity in ("", LOGGING) and (not users or kind in _THROUGH):

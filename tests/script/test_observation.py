@@ -27,6 +27,7 @@ from helpers.findings.rules.wall import late_rank
 from helpers.findings.summary import BOUND, Finding
 from helpers.lab.machine import OthersLoad
 from helpers.script import windows
+from helpers.script.calls import Calls
 from helpers.script.monitor import Monitor, compilation
 from helpers.script.observation import LineTime, Observation
 from helpers.script.stacks import (
@@ -521,6 +522,21 @@ def test_what_runs_around_the_steps_is_no_evaluation_whatever_its_name():
     frame = run_train_validation_loop()
     assert read_stack(frame)[0] == EVALUATING
     assert read_stack(frame, {*functions_around(frame)})[0] == COMPUTING
+    assert read_stack(frame, learns=True)[0] == COMPUTING  # as a policy's `evaluate`, whose result is trained on
+
+
+def test_a_loop_is_named_by_the_line_that_takes_its_time_and_not_by_its_head():
+    def draw(known):
+        chosen = 0
+        while chosen < 40:
+            if chosen - 50_000 not in known:  # all of them are compared
+                chosen += 1
+
+    calls, first = Calls(), draw.__code__.co_firstlineno
+    with calls.counted(lambda frame, function: None):
+        draw(list(range(50_000)))
+    (loop,) = calls.loops({(COMPUTING, ((draw.__code__, first + 2),)): 1.0})
+    assert loop["line"] == first + 3
 
 
 def test_a_loader_that_begins_anew_for_each_batch_is_named_by_its_line(watched):
