@@ -7,8 +7,8 @@ Both sides train one Llama on bytes, from the same weights, and one function jud
                  attention, one for the optimizer, a CUDA graph on a GPU, a learning rate that rises; nothing waits
 
 The clock runs from building the model to the first evaluation at or below the target, and stands still in evaluations.
-Each side's learning rate is the best of the same three for its own batches, on a seed of its own and trained by the
-fast code: slow code learns the same. `compiled` rows are of the fast side with torch.compile, to know what it costs.
+Each side's learning rate is the best of the same three for its own batches, on a seed of its own and trained by fast
+code: slow code learns the same. `compiled` rows are of the fast side with torch.compile, to know what it costs.
 """
 
 import contextlib
@@ -332,8 +332,8 @@ def _(rows: pd.DataFrame) -> TimeToLoss:
 
 
 def _table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line for each side, of means over its seeds, and one for the compiled training."""
-    groups = rows[rows["part"] != CHOICE].groupby(["side", "part"], sort=False)
+    """A line for each side, of means over its seeds, and one for compiled training."""
+    groups = rows[rows["part"] != CHOICE].sort_values("side", kind="stable").groupby(["side", "part"], sort=False)
     means = groups[list(COLUMNS)].mean().rename(columns=COLUMNS)
     means["reached"] = groups["reached"].agg(lambda reached: f"{sum(reached)} of {len(reached)}")
     names = [side if part == TRAINING else f"{side}, {part}" for side, part in means.index]
