@@ -156,9 +156,9 @@ def test_chapters_are_found_and_tables_selected_once():
 
 
 def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():
-    of_cpus = "rush/allocator rush/distributed rush/memory_plan tool/loops tool/profilers summary/stages "
+    of_cpus = "rush/allocator rush/distributed rush/memory_plan tool/loops tool/profilers tool/strangers "
     of_cpus += "batching/padding batching/sampler_scaling pipelines/formats pipelines/loader pipelines/jit "
-    of_cpus += "pipelines/forgetting compilers/training"
+    of_cpus += "pipelines/forgetting compilers/training summary/stages"
     for e in select([]):
         assert e.worth.answers and 1 <= e.worth.row <= 100
         of_big_gpu = e.configurations("big-gpu")

@@ -18,6 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--task", default="lm", help="lm or segmentation (default: lm)")
     add("--precision", default="dynamic", help="fp32, fp16, bf16, amp, static, dynamic or torch-scaler")
+    add("--autocast", default="ours", choices=("ours", "torch"))
     add("--data", default="standard", help="base, standard, balanced or sequenced")
     add("--preset", default="small", choices=("small", "reduced", "long", "full"))
     add("--epochs", type=int, default=5)

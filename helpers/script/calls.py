@@ -33,7 +33,7 @@ class Calls:
         self.ran: Counter[Site] = Counter()
         self._modules: dict[Site, Counter[tuple[str, int]]] = defaultdict(Counter)  # that a line calls
         self._objects: dict[CodeType, set[int]] = defaultdict(set)  # whose method a function is
-        self._took: Counter[Site] = Counter()  # seconds until the next line, in the iteration that is slowed
+        self._took: Any = Counter()  # seconds until the next line, in the iteration that is slowed
         self._at: tuple[Site, float] | None = None  # the line that runs there, and since when
 
     @contextmanager

@@ -38,5 +38,5 @@ def _in_table(number: Number) -> str:
         return NOTHING
     if number.unit != TIMES:
         return f"{number.value:+.2f}".replace("-0.00", "+0.00")
-    kind, most = (EFFECT, 0) if number.derivation else judged(number, SAME)
+    kind, most = (EFFECT, 0) if number.derivation or number.low is None else judged(number, SAME)
     return f"{number:bare}" if kind == EFFECT else f"≤ {100 * most:.2g} %" if kind == NONE else kind

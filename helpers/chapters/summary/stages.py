@@ -140,7 +140,8 @@ def _staircase(rows: pd.DataFrame, names: list[str], gains: dict[str, Number]) -
     means, deviation = stages.mean(numeric_only=True).reindex(names), stages.std(numeric_only=True).reindex(names)
     table = pd.DataFrame({"stage": ["start", *(f"+ {name}" for name in names[1:])]}, index=means.index)
     table["wall time, s"] = means["train_s"]
-    table["speedup"] = [gains.get(name, lacking("before the start", TIMES)) for name in names]
+    shown = [gains.get(name, lacking("before the start", TIMES)) for name in names]
+    table["speedup"] = [f"{gain:bare}" if gain.measured else "–" for gain in shown]
     table["real tokens/s"], table["peak, GiB"] = means["real_tokens_per_s"], means["peak_gib"]
     for column, name in (("loss", "validation_loss"), ("accuracy", "validation_accuracy")):
         pairs = zip(means[name], deviation[name].fillna(0), strict=True)
