@@ -14,6 +14,7 @@ from ...profiling.module_profiler import ModuleProfiler
 from .layer_costs import CalledLayers
 from .planted_faults import LOOPS, NAMES, PIPELINES, SIZES, by_variant, fixes_of, options, sized
 
+MEASURED = ["forward_ms", "backward_ms", "activation_mib"]  # of each part of a model
 # A product's size, and MiB of a copy
 CEILINGS = {"small": (256, 16), "cpu": (2048, 256), "gpu": (4096, 1024), "full": (8192, 2048)}
 
@@ -71,15 +72,18 @@ NESTED = ("model", "softmax", "GELU")  # parts that contain others, or lie withi
 def _(rows: pd.DataFrame) -> SimpleNamespace:
     """Forward and backward of a step by part of the model, and layers against their lower bounds."""
     parts = {key: _parts_of(step) for key, step in rows.groupby(["pipeline", "variant"], sort=False)}
-    ratios, outside = {}, {}
+    ratios, outside, kept = {}, {}, {}
     for key, times in parts.items():
         inside, beside = times.loc["model", ["forward_ms", "backward_ms"]], times["outside"].iloc[0]
         ratios[key] = derived(inside["backward_ms"] / inside["forward_ms"], "of the same steps", decimals=1)
+        kept[key] = Number(times.loc["model", "activation_mib"], "MiB", missing="a warm-up step", decimals=1)
         outside[key] = Number(beside / (beside + inside.sum()), PERCENT, decimals=0)
     return SimpleNamespace(
         tables={name: _slow_and_fixed(parts, name) for name in NAMES},
         vit=by_variant(ratios, "vit", TIMES),
         gpt=by_variant(ratios, "gpt", TIMES),
+        vit_kept=by_variant(kept, "vit", "MiB"),
+        gpt_kept=by_variant(kept, "gpt", "MiB"),
         vit_outside=by_variant(outside, "vit", PERCENT),
         gpt_outside=by_variant(outside, "gpt", PERCENT),
         least_ratio=min(ratios.values(), key=float),
@@ -94,17 +98,19 @@ def _parts_of(step: pd.DataFrame) -> pd.DataFrame:
     names = called["module"].str.rpartition(".")[2]
     chosen = {"model": ~called["module"].str.contains(".", regex=False)}
     chosen |= {part: called["type"].isin(of) | names.isin(of) for part, of in PARTS.items()}
-    times = {part: called.loc[of, ["forward_ms", "backward_ms"]].sum() for part, of in chosen.items() if of.any()}
+    times = {part: called.loc[of, MEASURED].sum() for part, of in chosen.items() if of.any()}
     rest = times["model"] - sum(of for part, of in times.items() if part not in NESTED)
-    times["rest"] = rest.where(rest > 0)  # medians of parts don't add up to the model's: what is left may be lost
+    times["rest"] = rest.where(
+        rest > 1e-3 * times["model"]
+    )  # medians of parts don't add up to the model's: what is left may be lost
     return pd.DataFrame(times).T.assign(outside=step.loc[step["module"] == "outside", "total_ms"].sum())
 
 
 def _slow_and_fixed(parts: dict[tuple[str, str], pd.DataFrame], pipeline: str) -> pd.DataFrame:
     columns = []
     for variant in ("slow", "fixed"):
-        times = parts.get((pipeline, variant), pd.DataFrame(columns=["forward_ms", "backward_ms"]))
-        times = times[["forward_ms", "backward_ms"]].assign(ratio=times["backward_ms"] / times["forward_ms"])
+        times = parts.get((pipeline, variant), pd.DataFrame(columns=MEASURED))
+        times = times[MEASURED].assign(ratio=times["backward_ms"] / times["forward_ms"])
         columns.append(times.add_prefix(f"{variant} "))
     return columns[0].join(columns[1]).rename_axis("part").reset_index()
 

@@ -43,12 +43,13 @@ def test_fixes_are_ordered_by_effect():
 def test_what_parts_leave_of_a_model_is_lost_where_their_medians_are_more_than_its():
     def part(module, forward_ms, kind=""):
         times = {"forward_ms": forward_ms, "backward_ms": 5.0, "total_ms": 1.0, "lower_bound_ms": None}
+        times["activation_mib"] = forward_ms
         return {"pipeline": "vit", "variant": "slow", "module": module, "type": kind, "calls": 1} | times
 
     rows = [part("vit", 10.0), part("vit.mlp", 7.0), part("vit.head", 2.0), part("outside", 0.0) | {"calls": 0}]
     (table, _) = profiling.modules.of_rows(pd.DataFrame(rows)).tables.values()
     rest = table.set_index("part").loc["rest"]
-    assert rest["slow forward_ms"] == 1.0 and pd.isna(rest["slow backward_ms"])
+    assert rest["slow forward_ms"] == rest["slow activation_mib"] == 1.0 and pd.isna(rest["slow backward_ms"])
 
 
 def test_fixes_of_a_gpu_that_measured_one():
