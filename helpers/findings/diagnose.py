@@ -187,7 +187,8 @@ def _with_wall(diagnosis: Diagnosis, loop: Loop, findings: list[Finding]) -> Dia
         verdict = f"{'; '.join(elsewhere)}. Of an ordinary step: {verdict}"
     if unseen:
         verdict += f" Not explained: {'; '.join(unseen)}."
-    notes = [note for note in diagnosis.notes if note.kind != caveats.NOT_EXPLAINED or left[account[0].name] >= UNSEEN]
+    mostly = left[account[0].name] >= account[0].share / 2  # else the findings explain more than what they don't
+    notes = [note for note in diagnosis.notes if note.kind != caveats.NOT_EXPLAINED or mostly]
     held = loop.observation.wall
     seconds = Wall(loop.wall_s, float(held["recorded_s"]), loop.others_s, tuple(account), held["points"])
     return replace(diagnosis, verdict=verdict, notes=tuple(notes), wall=seconds)
