@@ -4,7 +4,7 @@ import ast
 import functools
 import linecache
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import CodeType
 
 _BODIES = ("body", "orelse", "handlers", "finalbody")
@@ -66,17 +66,38 @@ def repeats(file: str, line: int) -> bool:
 
 def makes_for(file: str, line: int, ordinary: Collection[int]) -> bool:
     """Whether the `ordinary` lines of a function read what a line of it makes, or what is made from that."""
-    path = _path(file, line)
+    path, methods = _path(file, line), _methods(file, line)
     makers = [*_other_loops(path, ordinary), *(node for node, _ in path[-1:])]
-    made = _made(makers[0]) if makers else set()
+    made = _made(makers[0]) | _in_methods(makers[0], methods, _made) if makers else set()
     for node, block in reversed(path):
         at = block.index(node)
         for other in block[at + 1 :] + block[:at]:
-            if made & (_read(other) - _made(other)):
+            makes = _made(other) | _in_methods(other, methods, _made)
+            if made & ((_read(other) | _in_methods(other, methods, _read)) - makes):
                 if _holds(other, ordinary):
                     return True
-                made |= _made(other)
+                made |= makes
     return False
+
+
+def _methods(file: str, line: int) -> dict[str, ast.AST]:
+    """The methods of the class that a line is in, as they are called."""
+    classes = [node for node in ast.walk(_module(file)) if isinstance(node, ast.ClassDef) and _holds(node, [line])]
+    functions = [node for each in classes[-1:] for node in each.body if isinstance(node, _SCOPES[:2])]
+    return {f"self.{function.name}": function for function in functions}
+
+
+def _in_methods(node: ast.AST, methods: dict[str, ast.AST], names: Callable[[ast.AST], set[str]]) -> set[str]:
+    """What methods of its own that an object's statement calls read or make of the object, `buffer = self.buffer` too."""
+    calls = {ast.unparse(inner.func) for inner in ast.walk(node) if isinstance(inner, ast.Call)}
+    found = set()
+    for function in (methods[call] for call in calls & methods.keys()):
+        assigned = [each for each in ast.walk(function) if isinstance(each, ast.Assign)]
+        short = {ast.unparse(each.targets[0]): ast.unparse(each.value) for each in assigned}
+        for head, *parts in (name.split(".") for name in names(function)):
+            parts = [*short.get(head, head).split("."), *parts]
+            found |= {".".join(parts[:end]) for end in range(2, len(parts) + 1) if parts[0] == "self"}
+    return found
 
 
 def _made(node: ast.AST) -> set[str]:

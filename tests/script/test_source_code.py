@@ -61,6 +61,31 @@ def test_what_steps_train_on_is_told_from_what_is_only_reported(file):
     assert not makes_for(own, 5, [3, 4]), "the steps read their own"
 
 
+def test_what_steps_train_on_is_found_in_the_methods_that_an_object_calls(file):
+    methods = """
+class Agent:
+    def act(self):
+        buffer = self.buffer
+        for t in range(9):
+            buffer.rewards[t] = self.env.step()
+
+    def update(self):
+        for batch in self.buffer.batches():
+            self.log.append(self.step(batch))
+
+    def report(self):
+        self.log.append(judge(self))
+
+    def learn(self):
+        while self.goes_on():
+            self.act()
+            self.update()
+            self.report()
+"""
+    path = file(methods)
+    assert makes_for(path, 17, [18]) and not makes_for(path, 19, [18]), "a log that both fill is nobody's batch"
+
+
 @pytest.mark.parametrize(
     ("body", "line"),
     [
