@@ -214,7 +214,7 @@ class Results:
             return ""
         notes = [f"Machine: {self.rows['gpu'].iloc[0]}."]
         if old := int((self.rows["method"] != str(self.experiment.version)).sum()):
-            notes.append(f"{old} rows by an older method.")
+            notes.append(f"{'All' if old == len(self.rows) else old} rows by an older method.")
         busy = sum(map(is_noisy, self.measured.to_dict("records")))
         if 2 * busy > len(self.measured):
             notes.append(f"†: {busy} of {len(self.measured)} rows.")

@@ -244,6 +244,15 @@ def over(value: Number, baseline: Number, luck: float = 0.0) -> Number:
     return Number(ratio, TIMES, derivation=derivation, reach=reach, noisy=noisy).bounded()
 
 
+def chained(gain: Number, before: Number) -> Number:
+    """The gain of two changes, each over the one before it, from a trial of each."""
+    if not (gain.measured and before.measured):
+        return lacking(gain.missing or before.missing, gain.unit)
+    product, reach = gain.value * before.value, math.hypot(_known(gain), _known(before))
+    known = replace(gain, value=product, low=None, high=None, reach=reach, n=min(gain.n, before.n), verdict="")
+    return replace(known, noisy=gain.noisy or before.noisy).bounded()
+
+
 def _known(number: Number) -> float:
     """Half the width of a number's interval, in logarithms; NaN if it has none."""
     if number.low and number.high:

@@ -88,7 +88,7 @@ def _methods(file: str, line: int) -> dict[str, ast.AST]:
 
 
 def _in_methods(node: ast.AST, methods: dict[str, ast.AST], names: Callable[[ast.AST], set[str]]) -> set[str]:
-    """What methods of its own that an object's statement calls read or make of the object, `buffer = self.buffer` too."""
+    """What methods that an object's statement calls read or make of the object, also by `buffer = self.buffer`."""
     calls = {ast.unparse(inner.func) for inner in ast.walk(node) if isinstance(inner, ast.Call)}
     found = set()
     for function in (methods[call] for call in calls & methods.keys()):

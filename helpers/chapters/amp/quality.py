@@ -1,5 +1,6 @@
 """How well each precision trains: whole trainings, and loss and scale over their steps."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -137,8 +138,15 @@ def _task(name: str, rows: pd.DataFrame) -> SimpleNamespace:
         scalers_apart=mean_of(100 * (accuracy["dynamic"] - accuracy["torch-scaler"]), "points", RUNS["torch-scaler"]),
         over_guess=mean_of(100 * (accuracy["amp"] - guess), "points", RUNS["amp"]),
         skipped={run: Number(skipped.get(run, float("nan")), decimals=0, missing=RUNS[run]) for run in RUNS},
+        highest=_count(_highest(rows[rows["precision"] == "dynamic"])),
         lost=Number(zero_share.get("amp", float("nan")), PERCENT, decimals=0, missing=RUNS["amp"]),
     )
+
+
+def _highest(rows: pd.DataFrame) -> float:
+    """The largest scale of the trainings whose curves are recorded, as the power of two that it is."""
+    points = [point for curve in rows["curve"].dropna() for point in curve.split(";") if point]
+    return max((round(math.log2(float(point.split(":")[2]))) for point in points), default=math.nan)
 
 
 def _training(rows: pd.DataFrame, accuracy: pd.DataFrame) -> dict:

@@ -105,6 +105,7 @@ def _gains(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
     lines.insert(0, "the slow loop", [switches[name].slow if name in switches else "" for name in shown])
     lines.insert(1, "changes", [(name in switches and switches[name].changes) or "" for name in shown])
     lines["speedup"] = [f"{gain:bare}" for gain in shown.values()]
+    faults = {f"{name} ({switches[name].slow})" if name in switches else name: gain for name, gain in alone.items()}
     headings = {"baseline_us_per_target": "slow loop, µs", "us_per_target": "fixed, µs"}
     (largest, largest_gain), (second, second_gain) = (*shown.items(), *[("", lacking("a fix", TIMES))] * 2)[:2]
     return SimpleNamespace(
@@ -115,7 +116,7 @@ def _gains(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
         second_gain=second_gain,
         together=together,
         product=derived(math.prod(float(gain) for name, gain in shown.items() if name not in ONCE), "product of gains"),
-        without=SimpleNamespace(none=of_class(alone, NONE, SAME), undecided=of_class(alone, UNDECIDED, SAME)),
+        without=SimpleNamespace(none=of_class(faults, NONE, SAME), undecided=of_class(faults, UNDECIDED, SAME)),
         alone=defaultdict(lambda: lacking("a fix", TIMES), alone),
         decode_once=alone.get("decode_once", lacking("decode_once", TIMES)),
     )

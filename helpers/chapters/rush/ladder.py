@@ -8,7 +8,22 @@ from types import SimpleNamespace
 import pandas as pd
 
 from ...book.table import Worth, table
-from ...book.values import PERCENT, TIMES, Number, cost, derived, in_unit, lacking, of_class, over, pick, speedup, timed
+from ...book.values import (
+    PERCENT,
+    TIMES,
+    Number,
+    chained,
+    cost,
+    derived,
+    in_unit,
+    judged,
+    lacking,
+    of_class,
+    over,
+    pick,
+    speedup,
+    timed,
+)
 from ...lab import Row, device
 from ...lab.estimate import LUCK, NONE, UNDECIDED
 from ...rush import CPU_LADDER, LADDER
@@ -17,7 +32,7 @@ from ...rush.rates import FLOAT8, float8_share, flops_per_token, matmul_share, p
 from ...rush.setup import CHANGES, LADDERS, START, Setup, climb, stands_on
 from ..swiglu.ceilings import ceilings
 from . import setups
-from .pairs import pairs
+from .pairs import in_pairs, pairs
 from .peers import peers
 from .transformers_llama import ALIKE
 
@@ -74,8 +89,8 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, trials: pd.DataFrame, peers: p
     """Each rung against its baseline, by `trials` where there are any, and against matrix products of its own type.
 
     Their rates are those of the recorded `ceilings`, which all else is compared with, too.
-    `best` is what the best rung reaches in all timings of its setup, also in those beside its peers; `rung` has the
-    gains of some rungs by name.
+    `best` is what the best rung reaches in all timings of its setup, also in those beside its peers; `gains` are over
+    the baselines, `over_kept` over the last rung below that something speaks for, and `rung` has some of these by name.
     """
     kind, first = kind_of(rows), rows.iloc[0]
     _, left = LADDERS[kind]
@@ -88,11 +103,12 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, trials: pd.DataFrame, peers: p
     best = _best(rungs[~apart[rungs.index]], trials)
     gains = dict(zip(measured["rung"], measured["gain"], strict=True))
     kept = {name: gains[name] for name in rungs["rung"] if gains[name].measured}
-    climbed = list(kept)[: list(kept).index(best["rung"]) + 1] if best["rung"] in kept else []
+    over_kept = {name: gain for name, gain in _over_kept(rows, trials, rungs).items() if gain.measured}
+    climbed = list(over_kept)[: list(over_kept).index(best["rung"]) + 1] if best["rung"] in over_kept else []
     ranked = sorted(kept.items(), key=lambda item: -item[1].value)
     most = [*ranked, *[("", lacking("more rungs of the ladder", TIMES))] * 3][:3]
     total = _speedup(rows, trials, best["rung"], START)
-    rung = _by_name(rows, trials, gains, rungs)
+    rung = _by_name(rows, trials, over_kept, rungs)
     costs = {
         name: cost(rows, "step", after, stands_on(after, kind) if after in LADDERS[kind][0] else None)
         for name, after in NAMED.items()
@@ -102,13 +118,13 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, trials: pd.DataFrame, peers: p
         rungs=_shown(measured, apart, in_pairs(rows)),
         left=", ".join(f"{rung} ({ANOTHER if apart[place] else left[rung]})" for place, rung in others["rung"].items()),
         gains=dict.fromkeys(LADDERS[kind][0], lacking("this rung", TIMES)) | gains,
+        over_kept=over_kept,
         without=SimpleNamespace(none=of_class(kept, NONE), undecided=of_class(kept, UNDECIDED)),
         largest=[SimpleNamespace(rung=name, gain=gain) for name, gain in most],
         total=total,
-        product=derived(math.prod(float(kept[name]) for name in climbed), "product of gains", decimals=1),
+        product=derived(math.prod(float(over_kept[name]) for name in climbed), "product of gains", decimals=1),
         best=_reached(best, first, _timings(best, trials, peers)),
         again=_again(rows),
-        share_at_best=_at_the_fastest(best, ceilings),
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
         losses=_losses(measured, apart, kind),
         rung=rung,
@@ -162,11 +178,9 @@ def _trains_apart(measured: pd.DataFrame, left: dict[str, str]) -> pd.Series:
 def _by_name(
     rows: pd.DataFrame, trials: pd.DataFrame, gains: dict[str, Number], rungs: pd.DataFrame
 ) -> SimpleNamespace:
-    """The gains of single rungs; `attention` is that of FlashAttention in memory, `in_16_bits` that over fp32.
-
-    `compile_steps` is after how many steps compiling has saved what it takes; the last two skip a rung.
-    """
+    """Gains by name: `attention` in memory, `in_16_bits` over fp32, `compile_steps` until compiling has paid."""
     flash, compiled = NAMED["flash"], NAMED["compiled"]
+    mixed = [gains.get(rung, lacking(rung, TIMES)) for rung in (MIXED, stands_on(MIXED, kind_of(rows)))]
     before, after = (pick(rungs, "peak_gib", rung=name) for name in (stands_on(flash, kind_of(rows)), flash))
     compile_s = pick(rungs, "compile_s", "s", 0, rung=compiled)
     eager_ms = pick(in_pairs(rows), "baseline_ms", step=compiled)
@@ -177,32 +191,38 @@ def _by_name(
         attention=replace(over(before, after), derivation="allocated bytes"),
         compile_s=compile_s,
         compile_steps=steps if saved_ms > 0 else lacking("a compiled rung in pairs"),
-        in_16_bits=_speedup(rows, trials, MIXED, START),
-        compiled_over_flash=_speedup(rows, trials, compiled, flash),
-        batch4_over_one=_speedup(rows, trials, "batch 4", "bf16 residual stream"),
+        in_16_bits=chained(*mixed),
+        batch4=gains.get("batch 4", lacking("batch 4", TIMES)),
     )
 
 
-def _at_the_fastest(best: pd.Series, ceilings: pd.DataFrame) -> Number:
-    """The best rung's share of the rate that the fastest fifth of large bf16 products reaches, not their median."""
-    known = ceilings.reindex(columns=["dtype", "tflops", "median_ms", "p20_ms"]).dropna()
-    if not len(products := known[known["dtype"] == "bfloat16"]):
-        return lacking("products in bf16", PERCENT)
-    largest = products.loc[products["tflops"].idxmax()]
-    share = best["matmul_share"] * largest["p20_ms"] / largest["median_ms"]
-    return derived(share, "of the fastest fifth of products", PERCENT, 0)
+def _over_kept(rows: pd.DataFrame, trials: pd.DataFrame, rungs: pd.DataFrame) -> dict[str, Number]:
+    """Each rung's gain over the last rung below it that has rows and that something speaks for.
+
+    Where its baseline is undecided and no faster, both trials count; where that has no rows, the rows of both rungs do.
+    """
+    gains, kept = dict(zip(rungs["rung"], rungs["gain"], strict=True)), {}
+    for rung, below, gain in rungs[["rung", "baseline", "gain"]].itertuples(index=False):
+        passed = gains.get(below, lacking(f"{below}"))
+        if passed.value < 1 and judged(passed)[0] == UNDECIDED:
+            kept.pop(below, None)
+            gain = chained(gain, passed)
+        elif gain.measured and below not in gains:
+            gain = _speedup(rows, trials, rung, next(reversed(kept)))
+        kept[rung] = gain
+    return kept
 
 
 def _again(rows: pd.DataFrame) -> SimpleNamespace:
     """The rung whose step differs most between its own trial and that of the rung on it, with both times."""
     tried = in_pairs(rows).set_index("baseline")["baseline_ms"]
-    single = rows[~rows["step"].str.startswith("batch ")].set_index("step")[["step_ms"]]
-    both = single.join(tried, how="inner").dropna()
+    single = rows[~rows["step"].str.startswith("batch ")].set_index("step")
+    both = single[["step_ms"]].join(tried, how="inner").dropna()
     apart = both["baseline_ms"] / both["step_ms"] - 1
     rung = apart.abs().idxmax() if len(apart) else ""
     own, below = both.loc[rung, ["step_ms", "baseline_ms"]] if rung else (math.nan, math.nan)
     own_ms, below_ms = (Number(ms, "ms", missing="pairs", decimals=1) for ms in (own, below))
-    return SimpleNamespace(rung=rung, own=own_ms, below=below_ms)
+    return SimpleNamespace(rung=rung, own=own_ms, below=below_ms, **_power(single.loc[rung] if rung else rows.iloc[0]))
 
 
 def _reached(best: pd.Series, first: pd.Series, timings_ms: Iterable[float]) -> SimpleNamespace:
@@ -221,7 +241,14 @@ def _reached(best: pd.Series, first: pd.Series, timings_ms: Iterable[float]) -> 
         causal=_range(causal * shares, PERCENT),
         timings=derived(len(rates), "counted", "", 0),
         mfu=Number(best["mfu"], PERCENT, missing="the vendor's peak", decimals=0),
+        **_power(best),
     )
+
+
+def _power(row: pd.Series) -> dict[str, Number]:
+    """The clock and the power that a card had in a row."""
+    units = {"clock_mhz": ("mhz", "MHz"), "power_w": ("watts", "W")}
+    return {name: Number(row.get(key, math.nan), unit, missing=key, decimals=0) for key, (name, unit) in units.items()}
 
 
 def _losses(measured: pd.DataFrame, others: pd.Series, kind: str) -> SimpleNamespace:
@@ -242,11 +269,6 @@ def _trials(rows: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
     of_rows = in_pairs(rows)
     given = [table for table in (of_rows.assign(rung=of_rows["step"]), trials) if len(table)]
     return pd.concat(given) if given else pd.DataFrame(columns=["baseline", "rung"])
-
-
-def in_pairs(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that took turns with a baseline."""
-    return rows.reindex(columns=rows.columns.union(["ratio", "baseline", "baseline_ms"])).dropna(subset="ratio")
 
 
 def _best(rungs: pd.DataFrame, trials: pd.DataFrame) -> pd.Series:

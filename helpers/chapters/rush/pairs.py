@@ -6,6 +6,8 @@ both, and here is the best rung against the plain loop.
 
 import statistics
 
+import pandas as pd
+
 from ...book.table import Worth, table
 from ...lab import Row, device, in_fresh_process
 from ...rush import stands_on
@@ -47,3 +49,8 @@ def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -
     else:
         step_ms, row = in_turns(before, after, trial_s)
     return {"median_ms": statistics.median(step_ms)} | row
+
+
+def in_pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that took turns with a baseline."""
+    return rows.reindex(columns=rows.columns.union(["ratio", "baseline", "baseline_ms"])).dropna(subset="ratio")

@@ -61,6 +61,7 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(
         variants=timed(shown, names).rename(columns=heads | {"ours_loss": "ours, loss"}),
         count=derived(len(rows), "counted", "", 0),
+        absent=derived(len(transformers_llama.VARIANTS) - len(every), "counted", "", 0),
         fastest=fastest["variant"],
         over_compiled=next(iter(compiled), lacking("a compiled variant", TIMES)),
         alike_liger=alike.get(LIGER_ALIKE, lacking("liger-kernel and compile with equal features", TIMES)),

@@ -107,7 +107,9 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         tokens=Number(rows["real_tokens"].max(), "real tokens", decimals=0),
         seeds=rows["seed"].nunique(),
         compiled=_compiled(rows, end),
-        table=_staircase(rows, names, gains),
+        table=_staircase(
+            rows, names, gains | {COMPILED: over_runs(by_run(end, "train_s"), by_run(COMPILED, "train_s"))}
+        ),
     )
 
 

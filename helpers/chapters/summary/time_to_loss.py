@@ -7,8 +7,7 @@ Both sides train one Llama on bytes, from the same weights, and one function jud
                  attention, one for the optimizer, a CUDA graph on a GPU, a learning rate that rises; nothing waits
 
 The clock runs from building the model to the first evaluation at or below the target, and stands still in evaluations.
-Each side's learning rate is the best of the same three for its own batches, on a seed of its own and trained by fast
-code: slow code learns the same. `compiled` rows are of the fast side with torch.compile, to know what it costs.
+Each side's learning rate is the best of three, by fast code and on a seed of its own; `compiled` is by torch.compile.
 """
 
 import contextlib
@@ -290,11 +289,11 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class TimeToLoss:
-    """`ratio` is of the sides' times, seed by seed: a lower bound where not all trainings have `reached` the target."""
+    """`ratio` is of the sides' times, seed by seed: a lower bound where not all trainings reached the target."""
 
     target: Number
-    reached: bool
     ratio: Number
+    fuller: Number  # real bytes of a step of the fast side's, over those of the beginner's
     beginner: Number
     everything: Number
     compile: Number
@@ -318,10 +317,11 @@ def _(rows: pd.DataFrame) -> TimeToLoss:
     eager_s = eager.loc[eager["learning_rate"].isin(compiled["learning_rate"]), "start_s"].mean()
     sides = [side.get("product_tflops", pd.Series(dtype=float)).astype(float).mean() for side in (slow, fast)]
     ratio = replace(ratio, noisy=abs(sides[1] / sides[0] - 1) > SAME_MACHINE)
+    read = [(side["bytes_per_s"] * side["training_s"] / side["steps"]).mean() for side in (slow, fast)]
     return TimeToLoss(
         target=Number(rows["target"].iloc[0], "nats a byte"),
-        reached=bool(trainings["reached"].all()),
         ratio=ratio,
+        fuller=derived(read[1] / read[0], "bytes counted"),
         beginner=mean_of(slow["training_s"], "s", BEGINNER, decimals=1),
         everything=mean_of(fast["training_s"], "s", EVERYTHING, decimals=1),
         compile=Number(compiled["start_s"].mean() - eager_s, "s", missing="the compiled training", decimals=1),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 
 from ...book.table import Worth, table
-from ...book.values import timed
+from ...book.values import over, pick, timed
 from ...lab import Row, missing_because
 from ...lab.ceilings import copy, launch, product_rate, to_device
 from .sizes import NAMES, TIME_COLUMNS
@@ -57,4 +57,5 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     dtypes = NAMES | {"tf32": "TF32", "float8_e4m3fn": "float8"}
     largest = rows[rows["size"] == rows.groupby(["ceiling", "dtype"], dropna=False)["size"].transform("max")]
     shown = largest.rename(columns={"ceiling": "operation"}).replace({"dtype": dtypes})
-    return SimpleNamespace(table=timed(shown, names))
+    pinned, pageable = (pick(rows, "gb_per_s", ceiling=f"copy from {kind} memory") for kind in ("pinned", "pageable"))
+    return SimpleNamespace(table=timed(shown, names), pinned=over(pinned, pageable))

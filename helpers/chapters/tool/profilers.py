@@ -188,11 +188,16 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     shown = rows.assign(cell=cells).pivot(index="script", columns="by", values="cell")
     return SimpleNamespace(
         table=shown[[by for by in ANSWERS if by in shown]].rename_axis(columns=None).reset_index(),
-        first={by: share_of((place == 1).sum(), len(place)) for by, place in places.items()},
-        among={by: share_of(place.notna().sum(), len(place)) for by, place in places.items()},
+        first={by: _counted((place == 1).sum(), len(place)) for by, place in places.items()},
         packages=", ".join(sorted({*rows["package"]} - {*rows.loc[rows["by"] == OURS, "package"]})),
         count=counted(rows["script"].nunique()),
     )
+
+
+def _counted(right: int, total: int) -> str:
+    """Not every profiler was asked about every script."""
+    share = share_of(right, total)
+    return f"{right} of {total} ({share:brief})" if share.measured else f"{share}"
 
 
 def _shortly(row: Row) -> str:

@@ -55,8 +55,8 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(
         count=counted(len(faulty)),
         healthy=counted(len(healthy)),
+        unanswered=counted(len(LINES) - len(rows)),
         first=share_of((faulty["place"] == 1).sum(), len(faulty)),
-        among=share_of(faulty["place"].notna().sum(), len(faulty)),
         alarms=share_of(len(alarms), len(healthy)),
         alarmed=", ".join(named) or "none",
     )
