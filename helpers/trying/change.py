@@ -25,7 +25,7 @@ Site = tuple[str, int]  # a file and a line, or 0 for wherever in it
 
 @dataclass(frozen=True)
 class Keywords:
-    """Give a call at this line these keywords; `callee` is the end of its function's name."""
+    """Give a call at this line these keywords, over those of a `**dict`; `callee` is the end of its function's name."""
 
     site: Site
     callee: str
@@ -35,10 +35,16 @@ class Keywords:
         call = _call(text, self.site, self.callee)
         given = {keyword.arg: keyword.value for keyword in call.keywords}
         places = [(*span(text, given[name]), value) for name, value in self.values.items() if name in given]
-        if new := ", ".join(f"{name}={value}" for name, value in self.values.items() if name not in given):
+        new = {name: value for name, value in self.values.items() if name not in given}
+        if new and None in given:
+            start, end = span(text, given[None])
+            own = text[start:end] if isinstance(given[None], ast.Name) else f"({text[start:end]})"
+            items = ", ".join(f'"{name}": {value}' for name, value in new.items())
+            places.append((start, end, f"{{**{own}, {items}}}"))
+        elif new:
             last = span(text, call)[1] - 1
             comma = "" if text[:last].rstrip().endswith(("(", ",")) else ", "
-            places.append((last, last, comma + new))
+            places.append((last, last, comma + ", ".join(f"{name}={value}" for name, value in new.items())))
         for start, end, value in sorted(places, reverse=True):
             text = text[:start] + value + text[end:]
         return text

@@ -37,6 +37,14 @@ def test_an_edit_keeps_comments_and_layout(edit, changed):
     compile(text, "train.py", "exec")
 
 
+@pytest.mark.parametrize("options", ["options", "options if fast else {}"])
+def test_keywords_go_over_those_that_a_call_unpacks(options):
+    text = Keywords(("a.py", 1), "dict", {"workers": "2"}).changed(f"made = dict(size=8, **{options})\n")
+    names = {"options": {"workers": 0, "pinned": True}, "fast": True}
+    exec(text, names)
+    assert names["made"] == {"size": 8, "workers": 2, "pinned": True}
+
+
 def test_the_diff_holds_all_edits_of_a_file_and_names_the_shells(tmp_path):
     (tmp_path / "train.py").write_text(SOURCE)
     file = str(tmp_path / "train.py")
