@@ -137,6 +137,8 @@ FEEDS = {
     "standard": random_batches,
     "base": functools.partial(random_batches, to_maximum=True),
     "balanced": balanced_batches,
+    "within 1": functools.partial(balanced_batches, k=1),
+    "within 50": functools.partial(balanced_batches, k=50),
     "sequenced": packed_batches,
 }
 
