@@ -17,6 +17,7 @@ LINKS = {link for text in PAGES.values() for link in re.findall(r"\]\(([^)#]+)(#
 
 
 # In the checkout, and where it is installed
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "package"), [("README.md", "helpers"), ("README.md", "dlspeed"), ("USING.md", "helpers")]
 )

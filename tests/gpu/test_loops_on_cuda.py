@@ -9,6 +9,7 @@ import pytest
 from gpu_loop_cases import CASES, LOOPS, check_losses, last_losses
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_a_loop_runs_with_its_fault_and_without_and_learns_the_same(case):
     slow, fixed = last_losses(case, steps=4)

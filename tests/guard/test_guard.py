@@ -248,6 +248,7 @@ for step in range(int(sys.argv[1])):
 """
 
 
+@pytest.mark.long
 def test_a_script_is_guarded_by_the_command(tmp_path, monkeypatch, capfd):
     from helpers.cli import main
 
@@ -317,6 +318,7 @@ def test_each_of_two_ranks_guards_its_shards(tmp_path):
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(installed("transformers") is None, reason="needs transformers")
 def test_a_training_step_of_transformers(guard, tmp_path):
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments

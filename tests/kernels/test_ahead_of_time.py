@@ -67,6 +67,7 @@ def swiglus(dtype, capability):
     return [of_swiglu(*each, dtype, capability) for each in kernels]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_kernel_compiles_and_only_the_widest_rows_spill(capability):
     narrow, wide = [], []
@@ -84,6 +85,7 @@ def test_every_kernel_compiles_and_only_the_widest_rows_spill(capability):
     assert max(spilled[len(narrow) :]) <= SPILLED
 
 
+@pytest.mark.long
 def test_bf16_moves_16_bytes_at_once_and_a_norms_backward_prefetches_with_all_its_programs_at_once():
     widths = (128, 2048, 8192)
     backward = [of_norm("backward", width, width > 128, "*bf16", 90) for width in widths]

@@ -39,6 +39,7 @@ def simulated(growth, minutes, seed, noise=0.1, step_s=0.1):
     return trend(blocks(array("d", np.cumsum(took)), array("d", took)))
 
 
+@pytest.mark.long
 def test_the_interval_of_a_trend_holds_the_true_one():
     held = sum(t.low <= 0.05 <= t.high for t in (simulated(0.05, 4, seed) for seed in range(200)))
     assert held >= 190

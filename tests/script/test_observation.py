@@ -445,6 +445,7 @@ def test_others_at_work_are_a_warning():
     assert loop_warnings(Loop(seen(line(COMPUTING, 1.0), others=0.1))) == []
 
 
+@pytest.mark.long
 def test_switches_are_named_by_the_line_that_set_them(watched, monkeypatch):
     monkeypatch.setenv("PYTORCH_JIT", "0")
     body = """

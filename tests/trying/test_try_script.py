@@ -109,6 +109,7 @@ def test_what_the_profile_finds_is_tried_first_and_what_no_change_addresses_by_a
     assert "savefig" in first["where"] and first["advice"] in answer.text(result)
 
 
+@pytest.mark.long
 def test_an_edit_made_by_hand_is_timed_and_its_losses_are_judged_also_of_scripts_that_end_soon(script, capsys):
     name, edited = script(SHORT), script(SHORT, "mine/edited.py")
     assert main(["try", "--seconds", f"{SECONDS}", "--json", "--against", f"{edited} 9 0.005", name, "9", "0.05"]) == 0

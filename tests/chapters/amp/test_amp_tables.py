@@ -22,6 +22,7 @@ def runs():
     return pd.DataFrame([row for config in configs for row in amp.quality.rows(config)])
 
 
+@pytest.mark.long
 def test_quality_says_how_a_run_went(runs):
     rows = runs.to_dict("records")
     assert {row["task"] for row in rows} == {"segmentation", "lm"}

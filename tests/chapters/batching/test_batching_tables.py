@@ -42,6 +42,7 @@ def test_padding_falls_with_k_and_candidates_grow():
     assert rows.loc["k = 640", "candidate_share"] == 1
 
 
+@pytest.mark.long
 def test_samplers_are_timed_beside_torchtexts():
     pytest.importorskip("torchtext", exc_type=ImportError)
     rows = batching.sampler_scaling("small")

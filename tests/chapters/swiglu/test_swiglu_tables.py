@@ -12,6 +12,7 @@ from helpers.lab.machine import installed
 from helpers.swiglu import MemoryOptimizedSwigluMLPFunction
 
 
+@pytest.mark.long
 def test_the_sweep_measures_each_level():
     for config in swiglu.sweep.configurations("small")[:4]:
         (row,) = swiglu.sweep.rows(config)
