@@ -120,6 +120,7 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, steps: pd.DataFrame) -> Simple
         sizes=f"{seeds} seed{'s' * (seeds > 1)}, {first['real_tokens']:,} real tokens of {source}, "
         f"width {first['width']}, batches of {first['batch_size']}, samples cut to {first['max_length']} tokens",
         batch=int(first["batch_size"]),
+        epochs=int(first["epochs"]),
         packed_speedup=over_runs(seconds[BRAIN], seconds[PACKED]),
         packed_over_longest=over_runs(seconds[BIG_BRAIN], seconds[PACKED]),
         took={data: Number(seconds[data].mean(), "s", missing=data, decimals=1) for data in STEPS},
