@@ -124,8 +124,6 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, steps: pd.DataFrame) -> Simple
         packed_speedup=over_runs(seconds[BRAIN], seconds[PACKED]),
         packed_over_longest=over_runs(seconds[BIG_BRAIN], seconds[PACKED]),
         took={data: Number(seconds[data].mean(), "s", missing=data, decimals=1) for data in STEPS},
-        packed_s=Number(seconds[PACKED].mean(), "s", missing=PACKED),
-        balanced_s=Number(seconds[BALANCED].mean(), "s", missing=BALANCED),
         balanced_speedup=over_runs(seconds[BRAIN], seconds[BALANCED]),
         balanced_over_longest=over_runs(seconds[BIG_BRAIN], seconds[BALANCED]),
         **{
