@@ -451,6 +451,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_training_in_processes_that_the_script_starts_is_recorded_in_one_of_them(script, capsys):
     recording = watch(script(STARTED), steps=4)
     assert in_steps(recording.costs) == [(1, 1)] * 4

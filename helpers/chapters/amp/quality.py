@@ -145,8 +145,9 @@ def _task(name: str, rows: pd.DataFrame) -> SimpleNamespace:
 
 def _highest(rows: pd.DataFrame) -> float:
     """The largest scale of the trainings whose curves are recorded, as the power of two that it is."""
-    points = [point for curve in rows["curve"].dropna() for point in curve.split(";") if point]
-    return max((round(math.log2(float(point.split(":")[2]))) for point in points), default=math.nan)
+    curves = rows["curve"].dropna() if "curve" in rows else []
+    scales = [float(point.split(":")[2]) for curve in curves for point in curve.split(";") if point]
+    return round(math.log2(max(scales))) if scales else math.nan
 
 
 def _training(rows: pd.DataFrame, accuracy: pd.DataFrame) -> dict:

@@ -11,7 +11,7 @@ import torch
 
 from ...batching.attention import without_cudnn_attention
 from ...book.table import Worth, table
-from ...book.values import PERCENT, Number, cost, derived, lacking, over_runs
+from ...book.values import PERCENT, Number, cost, derived, lacking, marked, mean_of, over_runs
 from ...lab import Row, device, half_dtype, peak_memory
 from ...lab.memory import PeakAbove
 from ...rush.rates import recorded_rates
@@ -105,14 +105,22 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, steps: pd.DataFrame) -> Simple
     `each` has what a step of them has and takes, beside those of `throughput`, whose batches lie ready on the device.
     """
     metrics = ["steps", "train_s", "peak_mib", "validation_loss", "guess_loss", "validation_accuracy", "guess_accuracy"]
+    rows = rows.reindex(columns=rows.columns.union(["noisy"], sort=False))
     groups = rows.assign(peak_mib=1024 * rows["peak_gib"]).groupby("data", sort=False)
     shown = groups[metrics].mean().assign(std=groups["validation_loss"].std())
     shown = shown[[*metrics[:4], "std", *metrics[4:]]].rename(columns={"std": "loss, std"})
+    noisy = groups["noisy"].agg(lambda why: "; ".join(filter(None, why.fillna("").astype(str))))
+    shown["train_s"] = [marked(value, {"noisy": why}) for value, why in zip(shown["train_s"], noisy, strict=True)]
     shown.columns = [name.removeprefix("validation_").replace("guess_", "guess ") for name in shown]
     losses, seconds = (
         rows.pivot(index="seed", columns="data", values=name).reindex(columns=STEPS)
         for name in ("validation_loss", "train_s")
     )
+
+    def faster(data: str, baseline: str) -> Number:
+        marks = any(noisy.get(name) for name in (data, baseline))
+        return replace(over_runs(seconds[baseline], seconds[data]), noisy=marks)
+
     first, seeds = rows.iloc[0], rows["seed"].nunique()
     source = first["source"].partition(",")[0]
     return SimpleNamespace(
@@ -121,18 +129,24 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, steps: pd.DataFrame) -> Simple
         f"width {first['width']}, batches of {first['batch_size']}, samples cut to {first['max_length']} tokens",
         batch=int(first["batch_size"]),
         epochs=int(first["epochs"]),
-        packed_speedup=over_runs(seconds[BRAIN], seconds[PACKED]),
-        packed_over_longest=over_runs(seconds[BIG_BRAIN], seconds[PACKED]),
+        packed_speedup=faster(PACKED, BRAIN),
+        packed_over_longest=faster(PACKED, BIG_BRAIN),
         took={data: Number(seconds[data].mean(), "s", missing=data, decimals=1) for data in STEPS},
-        balanced_speedup=over_runs(seconds[BRAIN], seconds[BALANCED]),
-        balanced_over_longest=over_runs(seconds[BIG_BRAIN], seconds[BALANCED]),
+        balanced_speedup=faster(BALANCED, BRAIN),
+        balanced_over_longest=faster(BALANCED, BIG_BRAIN),
         **{
-            f"{name}_gap": Number((losses[data] - losses[BIG_BRAIN]).mean(), "nats", missing=data, decimals=2)
+            f"{name}_gap": _gap(losses[data] - losses[BIG_BRAIN], data)
             for name, data in (("balanced", BALANCED), ("packed", PACKED))
         },
         each=_steps(rows, ceilings, steps),
         cost=SimpleNamespace(balanced=_cost(rows, BALANCED), packed=_cost(rows, PACKED)),
     )
+
+
+def _gap(differences: pd.Series, data: str) -> Number:
+    """By how much the losses of the same seeds differ; one seed has no interval."""
+    one = Number(differences.mean(), "nats", missing=data, decimals=2)
+    return mean_of(differences, "nats", data) if differences.count() > 1 else one
 
 
 def _steps(rows: pd.DataFrame, ceilings: pd.DataFrame, others: pd.DataFrame) -> SimpleNamespace:

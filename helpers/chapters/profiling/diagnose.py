@@ -34,7 +34,7 @@ def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
 @diagnose.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
     """The largest findings of the slow loops, and how many there are in each loop."""
-    slow = rows[rows["variant"] == "slow"].sort_values(["pipeline", "rank"], ascending=[False, True])
+    slow = rows[rows["variant"] == "slow"].sort_values(["pipeline", "gain_ms"], ascending=[False, False])
     first = slow.groupby("pipeline", sort=False).head(3)
     largest = pd.DataFrame(
         {

@@ -79,8 +79,6 @@ def paired(baseline: str, name: str, turns: Callable[[int, Enough], dict[str, li
 
 # Numbers
 
-ONCE = (ALL, "short_padding")  # of two fixes of the padding, `packed` counts
-
 
 @vit_fixes.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
@@ -115,7 +113,7 @@ def _gains(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
         largest_gain=largest_gain,
         second_gain=second_gain,
         together=together,
-        product=derived(math.prod(float(gain) for name, gain in shown.items() if name not in ONCE), "product of gains"),
+        product=derived(math.prod(float(gain) for name, gain in shown.items() if name != ALL), "product of gains"),
         without=SimpleNamespace(none=of_class(faults, NONE, SAME), undecided=of_class(faults, UNDECIDED, SAME)),
         alone=defaultdict(lambda: lacking("a fix", TIMES), alone),
         decode_once=alone.get("decode_once", lacking("decode_once", TIMES)),

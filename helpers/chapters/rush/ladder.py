@@ -109,10 +109,9 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, trials: pd.DataFrame, peers: p
     most = [*ranked, *[("", lacking("more rungs of the ladder", TIMES))] * 3][:3]
     total = _speedup(rows, trials, best["rung"], START)
     rung = _by_name(rows, trials, over_kept, rungs)
-    costs = {
-        name: cost(rows, "step", after, stands_on(after, kind) if after in LADDERS[kind][0] else None)
-        for name, after in NAMED.items()
-    }
+    below = {after: stands_on(after, kind) for after in LADDERS[kind][0]}
+    below = {after: name if name in (START, *over_kept) else below.get(name) for after, name in below.items()}
+    costs = {name: cost(rows, "step", after, below.get(after)) for name, after in NAMED.items()}
     return SimpleNamespace(
         job=f"{first['model']}, sequences of {int(first['sequence'])} tokens, {first['text']}",
         rungs=_shown(measured, apart, in_pairs(rows)),
@@ -183,9 +182,9 @@ def _by_name(
     mixed = [gains.get(rung, lacking(rung, TIMES)) for rung in (MIXED, stands_on(MIXED, kind_of(rows)))]
     before, after = (pick(rungs, "peak_gib", rung=name) for name in (stands_on(flash, kind_of(rows)), flash))
     compile_s = pick(rungs, "compile_s", "s", 0, rung=compiled)
-    eager_ms = pick(in_pairs(rows), "baseline_ms", step=compiled)
-    saved_ms = float(eager_ms) - float(pick(rungs, "step_ms", rung=compiled))
+    saved_ms = float(pick(rungs, "step_ms", rung=compiled)) * (float(gains.get(compiled, math.nan)) - 1)
     steps = derived(1e3 * float(compile_s) / saved_ms, "time to compile over time saved", "", 0)
+    products_ms = (rungs["matmul_share"] * rungs["step_ms"]).set_axis(rungs["rung"])
     return SimpleNamespace(
         **{name: gains.get(rung, lacking(rung, TIMES)) for name, rung in NAMED.items()},
         attention=replace(over(before, after), derivation="allocated bytes"),
@@ -193,6 +192,9 @@ def _by_name(
         compile_steps=steps if saved_ms > 0 else lacking("a compiled rung in pairs"),
         in_16_bits=chained(*mixed),
         batch4=gains.get("batch 4", lacking("batch 4", TIMES)),
+        products={
+            name: Number(products_ms.get(NAMED[name], math.nan), "ms", missing=name, decimals=0) for name in NAMED
+        },
     )
 
 
@@ -201,7 +203,8 @@ def _over_kept(rows: pd.DataFrame, trials: pd.DataFrame, rungs: pd.DataFrame) ->
 
     Where its baseline is undecided and no faster, both trials count; where that has no rows, the rows of both rungs do.
     """
-    gains, kept = dict(zip(rungs["rung"], rungs["gain"], strict=True)), {}
+    gains = dict(zip(rungs["rung"], rungs["gain"], strict=True))
+    kept: dict[str, Number] = {}
     for rung, below, gain in rungs[["rung", "baseline", "gain"]].itertuples(index=False):
         passed = gains.get(below, lacking(f"{below}"))
         if passed.value < 1 and judged(passed)[0] == UNDECIDED:

@@ -49,7 +49,7 @@ def peers(model: str, sequence: int, variant: str) -> Row:
 def _(rows: pd.DataFrame) -> SimpleNamespace:
     """transformers' step against ours, trained in turn in one process."""
     names = ["variant", "speedup", "step_gib", "ours_step_gib", "loss", "ours_loss"]
-    heads = {"speedup": "our speedup", "step_gib": "peak, GiB", "ours_step_gib": "ours, peak, GiB"}
+    heads = {"speedup": "our speedup", "step_gib": "added by a step, GiB", "ours_step_gib": "ours, GiB"}
     rows = rows.assign(speedup=[paired(row) for row in rows.to_dict("records")])
     rows.loc[rows["ours_step_gib"] == 0, "ours_step_gib"] = None  # of a graph's replay, which adds no memory
     shown = rows.assign(speedup=rows["speedup"].map(str))

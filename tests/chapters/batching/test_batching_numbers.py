@@ -30,7 +30,7 @@ TRAININGS = pd.DataFrame(
 
 def test_a_training_is_told_by_its_means_over_the_seeds():
     training = batching.training.of_rows(TRAININGS, NONE, NONE)
-    assert f"{training.balanced_gap}" == "1.00 nats"
+    assert f"{training.balanced_gap}" == "1.00 nats (0.75 to 1.25, 3 pairs)"
     assert training.table["peak_mib"].tolist() == [512] * 3
     assert training.table.loc[1, "loss"] == pytest.approx(5.1)
 

@@ -227,10 +227,14 @@ def test_a_gain_over_a_baseline_without_a_row_names_it():
 
 
 def test_compiling_is_earned_after_what_it_takes_over_what_a_step_saves():
-    rows = rungs({START: 100.0, "compile": 150.0}, preset="big-gpu", compile_s=3.0, baseline_ms=3.0)
-    assert not ladder(rows).rung.compile_steps.measured
-    in_pairs = ladder(rows.assign(ratio=0.5, low=0.4, high=0.6, pairs=8, baseline="cuDNN attention"))
-    assert f"{in_pairs.rung.compile_steps}" == "1,500"  # 3 s over 2 ms
+    rows = rungs({START: 100.0, "compile": 150.0}, preset="big-gpu", compile_s=3.0, step_ms=2.0)
+    in_pairs = rows.assign(ratio=0.5, low=0.4, high=0.6, pairs=8, baseline="cuDNN attention")
+    in_pairs = pd.concat([in_pairs, in_pairs.iloc[1:].assign(step="FlashAttention", baseline="fused AdamW")])
+    slower = {"step": "cuDNN attention", "ratio": 1.1, "low": 0.9, "high": 1.3, "baseline": "FlashAttention"}
+    in_pairs = pd.concat([in_pairs, in_pairs.iloc[1:2].assign(**slower)])
+    gain = 2 / 1.1  # an undecided rung that is slower is passed over
+    assert f"{ladder(in_pairs).rung.compiled:brief}" == f"{gain:.2f}×"
+    assert f"{ladder(in_pairs).rung.compile_steps}" == f"{3000 / (2 * (gain - 1)):,.0f}"
 
 
 def test_what_trains_to_another_loss_has_no_share_of_this_trainings_products():

@@ -56,7 +56,7 @@ def test_the_lines_of_traceml_are_put_around_the_step_of_each_script(script):
 
 
 def test_a_profiler_is_interrupted_like_by_ctrl_c_and_ends(tmp_path):
-    command = ["sh", "-c", "trap 'echo interrupted; exit' INT; sleep 60 & wait"]
+    command = ["sh", "-c", "trap 'echo interrupted; kill $!; exit' INT; sleep 60 & wait"]
     halfway = []
     run_for(2, command, tmp_path, halfway.append)
     assert len(halfway) == 1
