@@ -192,6 +192,7 @@ def _by_name(
         compile_steps=steps if saved_ms > 0 else lacking("a compiled rung in pairs"),
         in_16_bits=chained(*mixed),
         batch4=gains.get("batch 4", lacking("batch 4", TIMES)),
+        batch1=_speedup(rows, trials, "bf16 residual stream", START),
         products={
             name: Number(products_ms.get(NAMED[name], math.nan), "ms", missing=name, decimals=0) for name in NAMED
         },

@@ -101,13 +101,15 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
 
 # Numbers
 
+PRODUCTS = {BUDGET: 10}  # by what it saves, the input and one of both projections: the other is computed again
+
 
 @peers.numbers(needs=[ceilings])
 def _(rows: pd.DataFrame, ceilings: pd.DataFrame) -> SimpleNamespace:
     """One layer by each variant against the bound of its matrix products, and the levels' ratios."""
     rates = recorded_rates(ceilings)
     known = {name: derived_cost(name, WIDTH, INTERMEDIATE, 2) for name in rows["variant"].unique()}
-    products = rows["variant"].map({name: cost.products if cost else 9 for name, cost in known.items()})
+    products = rows["variant"].map({n: cost.products if cost else PRODUCTS.get(n, 9) for n, cost in known.items()})
     tokens = rows["batch"] * rows["seq_len"]
     operations = 2 * tokens * rows["hidden_dim"] * rows["intermediate_size"]
     rows = rows.assign(tokens=tokens, bound_ms=products * operations / rows["dtype"].map(rates) / 1e9)
