@@ -102,7 +102,7 @@ def training(
 def _(rows: pd.DataFrame, ceilings: pd.DataFrame, steps: pd.DataFrame) -> SimpleNamespace:
     """Whole trainings on each kind of batches: means over the seeds, and what they cost against random batches.
 
-    `each` has what a step of them has and takes, beside those of `throughput`, whose batches lie ready on the device.
+    `each` has what a step of them takes, beside its products at the measured rate in the type of `throughput`'s packs.
     """
     metrics = ["steps", "train_s", "peak_mib", "validation_loss", "guess_loss", "validation_accuracy", "guess_accuracy"]
     rows = rows.reindex(columns=rows.columns.union(["noisy"], sort=False))
@@ -157,15 +157,12 @@ def _steps(rows: pd.DataFrame, ceilings: pd.DataFrame, others: pd.DataFrame) -> 
     tokens = first["real_tokens"] / first["steps"]
     weights = 12 * first["layers"] * first["width"] ** 2 + first["words"] * first["width"]
     packs = others[others["variant"] == VARLEN] if len(others) else others
-    ready = float((packs["real_tokens_per_s"] * packs["median_ms"] / 1e3).max()) if len(packs) else math.nan
     rates = recorded_rates(ceilings) if len(ceilings) else {}
     tflops = max((rates.get(dtype, 0.0) for dtype in packs.get("dtype", [])), default=0.0)
     least_ms = 6e-9 * weights * tokens / (tflops or math.nan)
     no_rate = lacking("the rate of a large matrix product", "ms")
     return SimpleNamespace(
         **{name: Number(ms.get(kind, math.nan), "ms", missing=kind) for name, kind in NAMED_STEPS.items()},
-        tokens=derived(tokens, "counted", "", 0),
-        ready=Number(ready, decimals=0, missing="steps of ready batches"),
         least_ms=derived(least_ms, "operations at the measured rate", "ms") if tflops else no_rate,
         share=Number(least_ms / ms.get(PACKED, math.nan), PERCENT, decimals=0, missing="a packed step and its rate"),
     )
