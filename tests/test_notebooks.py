@@ -13,11 +13,15 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
+import torch.nn.functional as F
 from pdf_text import first_differences, pages_of
+from torch.utils.data import DataLoader
 
 from helpers.book import build
 
 ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "USING.md", "CONTRIBUTING.md")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -182,6 +186,27 @@ def _is_key(argument: ast.AST, part: ast.Constant) -> bool:
     """Whether a string only looks something up, or is a format."""
     inside = (node for node in ast.walk(argument) if isinstance(node, (ast.Subscript, ast.FormattedValue)))
     return any(part in ast.walk(node) for node in inside)
+
+
+def test_the_loop_to_copy_trains(monkeypatch):
+    """As it is printed, but for the sizes and a compiler that takes no seconds."""
+    (cell,) = [text for text in cells_of(NOTEBOOKS[0], "markdown") if text.startswith("```python")]
+    source = cell.removeprefix("```python\n").removesuffix("```").replace("2048", "32")
+    source = source.replace("vocab_size,", "20, d_model=8, num_heads=1, num_layers=1,")
+    source = source.replace("num_workers=2", "num_workers=0").replace("compile()", 'compile(backend="eager")')
+    losses, cross_entropy = [], F.cross_entropy
+    monkeypatch.setattr(F, "cross_entropy", lambda *of: losses.append(loss := cross_entropy(*of)) or loss)
+    texts = [torch.arange(1, length) for length in (20, 12, 9, 15, 3)] * 20
+    exec(source, {"torch": torch, "F": F, "DataLoader": DataLoader, "texts": texts, "device": torch.device("cpu")})
+    assert len(losses) > 10
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("path", [*NOTEBOOKS, *map(ROOT.joinpath, PAGES)], ids=lambda path: path.stem)
+def test_files_that_are_named_exist(path):
+    text = "\n".join(cells_of(path) + cells_of(path, "markdown")) if path in NOTEBOOKS else path.read_text("utf-8")
+    named = re.findall(r"(?<![\w/.-])(?:helpers|data|tests|notebooks)/[\w/.-]*\w", text)
+    assert [name for name in named if "/x/" not in name and "NN" not in name and not (ROOT / name).exists()] == []
 
 
 def test_one_notebook_exports_with_nbconvert(tmp_path):

@@ -287,6 +287,12 @@ def judged(gain: Number, drift: float = 0.1) -> tuple[str, float]:
     return EFFECT if centre > reach else NONE if most <= NEGLIGIBLE else UNDECIDED, most
 
 
+def told(gain: Number, drift: float = 0.1) -> str:
+    """A speedup as a cell of a table; one without an effect by its verdict: "≤ 4.1 %", "undecided"."""
+    kind, most = judged(gain, drift)
+    return f"{gain:bare}" if kind == EFFECT else f"≤ {100 * most:.2g} %" if kind == NONE else kind
+
+
 def of_class(gains: Mapping[str, Number], kind: str, drift: float = 0.1) -> str:
     """The names of one class, each with the largest effect that isn't excluded: `workers ≤ 4.1 %, packed ≤ 30 %`."""
     known = {name: judged(gain, drift) for name, gain in gains.items() if gain.measured}

@@ -202,16 +202,23 @@ def _beyond(
 
 
 def innermost(seconds: Mapping[tuple[str, Stack], float], activity: str, outside: Collection[CodeType]) -> Line | None:
-    """The line that most of an activity's seconds pass through, of functions that aren't `outside` of it."""
-    passed: Any = Counter()
-    depths: dict[Site, int] = {}
+    """The most expensive line of the innermost function that most of an activity's seconds pass through.
+
+    Functions that are `outside` of it don't count.
+    """
     chosen = {stack: taken for (what, stack), taken in dict(seconds).items() if what == activity}
+    through: Any = Counter()  # functions
+    passed: Any = Counter()  # lines
+    depths: dict[CodeType, int] = {}
     for stack, taken in chosen.items():
+        through.update(dict.fromkeys((code for code, _ in stack), taken))
         passed.update(dict.fromkeys(stack, taken))
-        depths |= {site: depth for depth, site in enumerate(reversed(stack)) if site[0] not in outside}
-    most = [site for site in depths if passed[site] >= MOSTLY * sum(chosen.values())]
-    deepest = max(most, key=depths.__getitem__, default=None)
-    return (deepest[0].co_filename, deepest[1]) if deepest else None
+        depths |= {code: depth for depth, (code, _) in enumerate(reversed(stack)) if code not in outside}
+    most = [code for code in depths if through[code] >= MOSTLY * sum(chosen.values())]
+    if not most:
+        return None
+    deepest = max(most, key=depths.__getitem__)
+    return deepest.co_filename, max((site for site in passed if site[0] is deepest), key=passed.__getitem__)[1]
 
 
 def _cause(through: list[Site], ordinary: set[Site]) -> tuple[Site | None, bool]:

@@ -15,14 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 from torch.utils.data._utils import fetch, worker
 
 from . import hooks
-from .monitor import SWITCH_S, looks
-from .stacks import Line, is_library, is_part, line_of, user_line
+from .stacks import SWITCH_S, Calling, Line, is_library, is_part, line_at, looks, user_line
 
 WRITE_S = 0.1
 DEAREST = 20  # lines
@@ -82,8 +81,8 @@ def watched_workers(workers: Workers) -> Iterator[None]:
 def _look(thread: int, file: Path, threads: dict[str, Any]) -> None:
     seen: Any = Counter()
     part, written = file.with_suffix(".part"), 0.0
-    for began, now, frame in looks(thread, threading.Event()):
-        if line := loading_line(frame):
+    for began, now, calling in looks(thread, threading.Event()):
+        if line := loading_line(calling):
             seen[line] += now - began
         if now - written > WRITE_S:
             written = now
@@ -93,15 +92,18 @@ def _look(thread: int, file: Path, threads: dict[str, Any]) -> None:
                 part.replace(file)
 
 
-def loading_line(frame: FrameType | None) -> tuple[str, int] | None:
+def loading_line(calling: Calling) -> tuple[str, int] | None:
     """The user's innermost line that makes a batch; else that which the loader calls. None while there is no work."""
-    user: FrameType | None = None
-    outer: FrameType | None = None
-    while frame is not None and frame.f_code.co_filename != fetch.__file__:
-        if frame.f_code.co_filename == worker.__file__:
+    user: tuple[CodeType, int] | None = None
+    outer: tuple[CodeType, int] | None = None
+    for call in calling:
+        code, _ = call
+        if code.co_filename == fetch.__file__:
+            at = user or outer
+            return (at[0].co_filename, line_at(*at)) if at is not None else None
+        if code.co_filename == worker.__file__:
             return None
-        if not is_library(frame.f_code.co_filename) and (user is None or is_part(user.f_code)):
-            user = frame
-        frame, outer = frame.f_back, frame
-    at = user or outer
-    return (at.f_code.co_filename, line_of(at)) if frame is not None and at is not None else None
+        if not is_library(code.co_filename) and (user is None or is_part(user[0])):
+            user = call
+        outer = call
+    return None

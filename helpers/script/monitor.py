@@ -8,10 +8,7 @@ and switches that it sets. A call of what is wrapped for that (embeddings, `torc
 """
 
 import contextlib
-import ctypes
 import gc
-import itertools
-import random
 import sys
 import threading
 import time
@@ -19,7 +16,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -35,36 +32,25 @@ from .cores import Cores, CoreWait
 from .iterations import BEGAN, EVALUATED, RECORDED, Iterations, Pace, innermost, wall_time
 from .observation import LineTime, Observation
 from .settings import Settings, variables
-from .stacks import DATASET, EVALUATING, OURS, Line, Stack, functions_around, is_library, read_stack, user_line
+from .stacks import (
+    DATASET,
+    EVALUATING,
+    OURS,
+    SWITCH_S,
+    Line,
+    Stack,
+    functions_around,
+    is_library,
+    looks,
+    read_stack,
+    user_line,
+)
 from .tensors import Growing, batch_makers, dependencies, padded_at, padded_positions
 
-PERIOD_S, LONGEST_S, FIRST, SHARE = 0.01, 0.05, 100, 0.005  # the first looks come fast, later ones by their share
-# A thread that waits for the interpreter's lock gets it at the next operator or after this time. By Python's default,
-# 5 ms, most looks would fall on operators. A look that gave the lock back in its middle would see a later line.
-SWITCH_S, LOOKING_S = 1e-5, 0.005
 MEASURED_S = 0.2  # between two looks at memory at least, and a hundredth of the time so far
-_SET_TIMER_SLACK = 29
 BATCHES, LOOKS = 8, 32  # whose padding is counted; inputs of embeddings that are looked at, each a wait on a GPU
 KEPT, LOOKS_KEPT, DEAREST, LOOPS = 5000, 200_000, 200, 20  # iterations' seconds, half an hour's looks, lines, loops
 AROUND = (OURS, contextlib.__file__)  # the files of what is around a script
-
-
-def looks(thread: int, ended: threading.Event) -> Iterator[tuple[float, float, FrameType]]:
-    """Up to a hundred times a second: when the last look was, when this one is, and the thread's innermost frame."""
-    with contextlib.suppress(OSError, AttributeError):
-        # Linux wakes this thread when its wait is over, not up to 50 µs later to save power.
-        ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1)
-    began, used_s = time.perf_counter(), time.thread_time()
-    for looked in itertools.takewhile(lambda _: not ended.is_set(), itertools.count(1)):
-        period_s = (time.thread_time() - used_s) / looked / SHARE if looked > FIRST else 0.0
-        period_s = min(max(PERIOD_S, period_s), LONGEST_S)
-        time.sleep(period_s * (0.5 + random.random()))  # at odd times, or a loop might be in step
-        sys.setswitchinterval(LOOKING_S)
-        now, frame = time.perf_counter(), sys._current_frames().get(thread)
-        if frame is not None and not ended.is_set():
-            yield began, now, frame
-        sys.setswitchinterval(SWITCH_S)
-        began = now
 
 
 class Monitor:
@@ -184,10 +170,10 @@ class Monitor:
 
     def _look(self) -> None:
         away = 0.0
-        for began, now, frame in looks(self._thread, self._ended):
+        for began, now, calling in looks(self._thread, self._ended):
             before, away = away, self._away_until(now)
             if not self.away:
-                activity, stack = read_stack(frame, self._training, not (self._no_grad or self._evaluating))
+                activity, stack = read_stack(calling, self._training, not (self._no_grad or self._evaluating))
                 activity = EVALUATING if self._evaluating and self._no_grad else activity
                 if stack[0][0].co_filename.startswith(AROUND):  # the script has ended
                     continue

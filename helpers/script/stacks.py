@@ -4,10 +4,16 @@ And the line that made each Python call of a live profile, which its export leav
 """
 
 import contextlib
+import ctypes
 import functools
+import itertools
 import linecache
+import random
 import re
 import sys
+import threading
+import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -19,7 +25,13 @@ from .running import OWN_FILES, run_script
 
 Line = tuple[str, int]  # file and number
 Stack = tuple[tuple[CodeType, int], ...]  # the user's functions and lines, innermost first
-DEEPEST = 40  # functions of a stack that count
+Calling = list[tuple[CodeType, int]]  # all functions that run, and the instruction at which each is
+PERIOD_S, LONGEST_S, FIRST, SHARE = 0.01, 0.05, 100, 0.005  # the first looks come fast, later ones by their share
+# A thread that waits for the interpreter's lock gets it at the next operator or after this time. By Python's default,
+# 5 ms, most looks would fall on operators.
+SWITCH_S = 1e-5
+_SET_TIMER_SLACK = 29
+TRIES, FRAMES, DEEPEST = 5, 300, 40  # of a look; functions that it sees, and of the user's that count
 COMPUTING, DATASET, LOADING, EVALUATING = "computing", "in the dataset", "waiting for the loader", "evaluating"
 SAVING, DRAWING, LOGGING, COMPILING = "saving", "drawing", "logging", "compiling"
 COMMUNICATING, BACKWARD, OPTIMIZER, RECOMPUTING = "communicating", "backward", "optimizer", "recomputing activations"
@@ -48,7 +60,42 @@ _STARTERS = ("bin/dlspeed", "runpy.py", "<frozen runpy>")
 _INEXACT_NS = (0, 1, -1, 2, -2)  # how far an exported time may be from the profile's own, the nearest first
 
 
-def read_stack(frame: FrameType, training: Collection[CodeType] = (), learns: bool = False) -> tuple[str, Stack]:
+def looks(thread: int, ended: threading.Event) -> Iterator[tuple[float, float, Calling]]:
+    """Up to a hundred times a second: when the last look was, when this one is, and what the thread runs."""
+    with contextlib.suppress(OSError, AttributeError):
+        # Linux wakes this thread when its wait is over, not up to 50 µs later to save power.
+        ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1)
+    began, used_s = time.perf_counter(), time.thread_time()
+    for looked in itertools.takewhile(lambda _: not ended.is_set(), itertools.count(1)):
+        period_s = (time.thread_time() - used_s) / looked / SHARE if looked > FIRST else 0.0
+        period_s = min(max(PERIOD_S, period_s), LONGEST_S)
+        time.sleep(period_s * (0.5 + random.random()))  # at odd times, or a loop might be in step
+        if (calling := look_at(thread)) and not ended.is_set():
+            now = time.perf_counter()
+            yield began, now, calling
+            began = now
+
+
+def look_at(thread: int) -> Calling:
+    """The functions that a thread runs and the instruction at which each is, innermost first; lines come later.
+
+    A thread that waits for the interpreter's lock, as the one that is looked at does meanwhile, asks for it after
+    `SWITCH_S`. If it gets it, it goes on, at last to where it gives the lock away by itself, which a look would take
+    for its place: it is looked at anew, more quickly then, as all is in the cache.
+    """
+    running = sys._current_frames
+    for _ in range(TRIES):
+        first = frame = running().get(thread)
+        calling: Calling = []
+        while frame is not None and len(calling) < FRAMES:
+            calling.append((frame.f_code, frame.f_lasti))
+            frame = frame.f_back
+        if first is not None and running().get(thread) is first and calling[0][1] == first.f_lasti:
+            return calling
+    return []
+
+
+def read_stack(calling: Calling, training: Collection[CodeType] = (), learns: bool = False) -> tuple[str, Stack]:
     """What the thread is doing, and the user's functions and lines that have it done, innermost first.
 
     In a loader's iterator the user's code is the dataset's; a library's frames inside the user's call are the call's.
@@ -58,23 +105,24 @@ def read_stack(frame: FrameType, training: Collection[CodeType] = (), learns: bo
     those that are `training`, such as a `run_train_validation_loop`, or `learns`: gradients are on in training mode, as
     in PPO's `evaluate_actions`.
     """
-    activity, outer = "", frame
+    activity = ""
     users: list[tuple[CodeType, int]] = []
-    current: FrameType | None = frame
-    while current is not None and current.f_code is not run_script.__code__:  # what is outside isn't the script's
-        code, kind = current.f_code, _kind(current.f_code)
+    for code, at in calling:
+        if code is run_script.__code__:  # what is outside isn't the script's
+            break
+        kind = _kind(code)
         if kind in (USER, EVALUATING):
             if users and is_part(users[-1][0]):
                 users.pop()
             if len(users) < DEEPEST:
-                users.append((code, line_of(current)))
+                users.append((code, line_at(code, at)))
             activity = kind if kind == EVALUATING and not learns and code not in training else activity
         elif kind == LOADING and users and not activity:
             activity = DATASET
         elif kind and activity in ("", LOGGING) and (not users or kind in _THROUGH):
             activity = kind
-        current = current.f_back
-    return activity or COMPUTING, tuple(users) or ((outer.f_code, line_of(outer)),)
+    code, at = calling[0]
+    return activity or COMPUTING, tuple(users) or ((code, line_at(code, at)),)
 
 
 def functions_around(frame: FrameType | None) -> Iterator[CodeType]:
@@ -87,6 +135,19 @@ def functions_around(frame: FrameType | None) -> Iterator[CodeType]:
 def line_of(frame: FrameType) -> int:
     """The line that runs; the function's first where the interpreter is between two."""
     return frame.f_lineno or frame.f_code.co_firstlineno
+
+
+def line_at(code: CodeType, at: int) -> int:
+    """The line of an instruction, as `line_of`."""
+    begins, lines = _lines(code)
+    return lines[max(bisect_right(begins, at) - 1, 0)] or code.co_firstlineno
+
+
+@functools.cache
+def _lines(code: CodeType) -> tuple[list[int], list[int | None]]:
+    """Where each line's instructions begin."""
+    begins, _, lines = zip(*code.co_lines(), strict=True)
+    return list(begins), list(lines)
 
 
 def is_part(code: CodeType) -> bool:

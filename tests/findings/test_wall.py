@@ -252,10 +252,13 @@ def test_an_evaluation_between_epochs_is_named_by_its_call_and_not_by_what_it_re
 
 def test_what_a_dataset_does_in_many_lines_is_named_by_the_one_that_most_passes_through(tmp_path):
     (file := tmp_path / "data.py").write_text("one\ntwo\nsample = one(two(text))\n")
-    code = compile(file.read_text(), str(file), "exec")
-    spread = {(DATASET, ((code, number), (code, 3), (train.__code__, 1))): 1.0 for number in (1, 2)}
+    sample, one, two = (compile(file.read_text(), str(file), mode) for mode in ("exec", "exec", "exec"))
+    one, two = one.replace(co_name="one"), two.replace(co_name="two")
+    spread = {(DATASET, ((code, n), (sample, 3), (train.__code__, 1))): 1.0 for n, code in ((1, one), (2, two))}
     assert innermost(spread, DATASET, {train.__code__}) == (str(file), 3)
-    assert innermost(spread | {(DATASET, ((code, 1), (code, 3))): 3.0}, DATASET, ()) == (str(file), 1)
+    assert innermost(spread | {(DATASET, ((one, 1), (sample, 3))): 3.0}, DATASET, ()) == (str(file), 1)
+    in_one = {(DATASET, ((one, number), (sample, 3))): float(number) for number in (1, 2)}
+    assert innermost(in_one, DATASET, ()) == (str(file), 2)  # the function's most expensive line
 
     def named(first_s):
         lines = (LineTime(str(file), n, "sample", DATASET, s, 0) for n, s in ((1, first_s), (2, 0.3), (3, 0.3)))

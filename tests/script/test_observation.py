@@ -5,6 +5,7 @@ import gzip
 import json
 import sys
 import textwrap
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -37,7 +38,9 @@ from helpers.script.stacks import (
     LOADING,
     functions_around,
     is_library,
+    line_at,
     line_of,
+    look_at,
     place,
     read_stack,
 )
@@ -516,14 +519,20 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_line():
     assert late_rank({0: quick, 1: quick}) == late_rank({0: quick}) == (-1, [])
 
 
+def calling(frame):
+    return [(frame.f_code, frame.f_lasti), *calling(frame.f_back)] if frame else []
+
+
 def test_what_runs_around_the_steps_is_no_evaluation_whatever_its_name():
     def run_train_validation_loop():
         return sys._getframe()
 
     frame = run_train_validation_loop()
-    assert read_stack(frame)[0] == EVALUATING
-    assert read_stack(frame, {*functions_around(frame)})[0] == COMPUTING
-    assert read_stack(frame, learns=True)[0] == COMPUTING  # as a policy's `evaluate`, whose result is trained on
+    assert read_stack(calling(frame))[0] == EVALUATING
+    assert read_stack(calling(frame), {*functions_around(frame)})[0] == COMPUTING
+    assert (
+        read_stack(calling(frame), learns=True)[0] == COMPUTING
+    )  # as a policy's `evaluate`, whose result is trained on
 
 
 def test_a_loop_is_named_by_the_line_that_takes_its_time_and_not_by_its_head():
@@ -629,6 +638,43 @@ def test_a_loop_of_the_hosts_on_a_gpu_promises_no_more_than_the_device_idles(tmp
 def test_what_inductor_writes_is_not_the_users_code():
     written = "/tmp/torchinductor_me/fv/cfvyrmqvxe2yeialcpsu7xlbs6xefgd5rsa6mjwycewdrpeq2jca.py"  # named by its hash
     assert is_library(written) and not is_library("/home/me/car.py")
+
+
+def test_a_look_during_which_the_thread_went_on_is_made_anew(monkeypatch):
+    """Its frames would tell where their functions ended."""
+
+    def one():
+        return sys._getframe()
+
+    def another():
+        return sys._getframe()
+
+    last = another()
+    frames = iter([one(), another(), another(), one(), last, last])
+    monkeypatch.setattr(sys, "_current_frames", lambda: {1: next(frames)})
+    assert look_at(1)[0] == (last.f_code, last.f_lasti)
+    monkeypatch.setattr(sys, "_current_frames", lambda: {1: one()})
+    assert look_at(1) == look_at(2) == []
+
+
+def test_a_look_finds_the_lines_of_frames():
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def waiting():
+        waits.set()
+        goes_on.wait()
+
+    thread = threading.Thread(target=waiting)
+    thread.start()
+    waits.wait()
+    while not (found := look_at(thread.ident)) or found[0][0].co_name != "wait":
+        pass
+    frame, lines = sys._current_frames()[thread.ident], []
+    while frame is not None:
+        lines.append(line_of(frame))
+        frame = frame.f_back
+    goes_on.set()
+    assert [line_at(code, at) for code, at in found][-4:] == lines[-4:]  # the innermost may have gone on a little
 
 
 def test_a_frame_between_two_lines_counts_as_its_functions_first():

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pandas as pd
 
 from ...book.table import Worth, table
-from ...book.values import derived
+from ...book.values import TIMES, Number, derived, told
 from ...findings.diagnose import diagnose as read_diagnosis
 from ...findings.summary import LEAST
 from ...lab import Row
+from .fixes import SAME
 from .planted_faults import LOOPS, NAMES, PIPELINES, SIZES, SLOW, by_variant, fixes_of, sized, trace_of
 
 
@@ -33,20 +34,45 @@ def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
 
 @diagnose.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
-    """The largest findings of the slow loops, and how many there are in each loop."""
-    slow = rows[rows["variant"] == "slow"].sort_values(["pipeline", "gain_ms"], ascending=[False, False])
-    first = slow.groupby("pipeline", sort=False).head(3)
-    largest = pd.DataFrame(
-        {
-            "model": first["pipeline"].map(NAMES),
-            "finding": first["finding"],
-            "source line": first["where"].fillna("").str.split(" in ").str[0].str.split("/").str[-1],
-            "gain_ms": first["gain_ms"],
-            "gain, % of step": (100 * first["gain_share"]).map("{:.1f}".format),
-            "why it is slow": first["evidence"],
-        }
-    )
+    """The findings of the slow loops, the largest estimate first, and how many there are in each loop."""
     counts = rows.groupby(["pipeline", "variant"])["finding"].agg(lambda names: (names != "nothing").sum())
     of = {key: derived(count, "counted findings", "", 0) for key, count in counts.items()}
+    slow = rows[(rows["variant"] == SLOW) & (rows["finding"] != "nothing")].fillna({"where": ""})
+    slow = slow.sort_values(["pipeline", "gain_ms"], ascending=[False, False])
     commits = ", ".join(rows["commit"].unique())
-    return SimpleNamespace(largest=largest, commit=commits, vit=by_variant(of, "vit"), gpt=by_variant(of, "gpt"))
+    return SimpleNamespace(slow=slow, commit=commits, vit=by_variant(of, "vit"), gpt=by_variant(of, "gpt"))
+
+
+# The fix that does what a finding advises; of several sizes the width.
+REPAIRS = {
+    "waiting for the loader": "workers",
+    "fp32 products": "bf16",
+    "unaligned sizes": "width_",
+    "unfused elementwise operations": "fused_loss",
+    "attention from matmul and softmax": "fused_attention",
+    "separate projections of one input": "fused_qkv",
+    "unfused optimizer": "fused_optimizer",
+    "gradients zeroed, not dropped": "set_to_none",
+    "result never used": "no_dead_projection",
+    "repeated constant work": "positions_once",
+}
+
+
+def beside(slow: pd.DataFrame, **fixes: dict[str, Number]) -> pd.DataFrame:
+    """Each finding of a slow loop, its estimate, and what the fix that it advises gained there, both as speedups."""
+    lines = []
+    for row in slow.to_dict("records"):
+        alone = fixes[row["pipeline"]]
+        repair = REPAIRS.get(row["finding"])
+        fix = next((name for name in alone if repair and name.startswith(repair)), None)
+        lines.append(
+            {
+                "model": NAMES[row["pipeline"]],
+                "finding": row["finding"],
+                "source line": row["where"].split(" in ")[0].split("/")[-1],
+                "estimate": f"{1 / (1 - row['gain_share']):.2f}{TIMES}",
+                "fix": fix or "–",
+                "measured": told(alone[fix], SAME) if fix else "–",
+            }
+        )
+    return pd.DataFrame(lines)

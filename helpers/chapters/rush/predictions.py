@@ -10,6 +10,7 @@ import pandas as pd
 from ... import fit
 from ...book.values import PERCENT, derived
 from ...distributed import Job
+from ...fit.ranks import Link
 from ...fit.speed import published
 from ...lab import cards
 from ...lab.memory import GIB
@@ -21,6 +22,8 @@ STRATEGIES = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3":
 SHOWN_RANKS = (2, 4, 8, 64, 512)
 FEW = SHOWN_RANKS[:3]
 SCALED: dict[str, Any] = {"model": "llama-3.1-8b", "sequence": 4096}  # of a GPU, one sequence
+TASK: dict[str, Any] = {"model": "llama-3.2-1b", "sequence": 2048, "checkpointing": "none"}
+TASK_BATCH = 8  # of a GPU, the ladder's last
 ASSUMED_MFU = 0.5  # of the computation without communication
 GPUS = ("t4", "rtx4090", "a100_80gb", "h100_80gb", "b200")
 TRAININGS = {
@@ -31,22 +34,30 @@ TRAININGS = {
 
 def scaling() -> SimpleNamespace:
     """The predicted share of a step that computes, by links, strategy and number of GPUs: no rows are needed."""
-    flops_ms = ASSUMED_MFU * 1e9 * cards.card("H200").bf16_tflops
-    compute_ms = flops_per_token(**SCALED) * SCALED["sequence"] / flops_ms
     lines = []
     for cluster, strategy in product(fit.CLUSTERS, SHARDED):
         line = {"cluster": cluster.name, "strategy": STRATEGIES[strategy]}
         for ranks in SHOWN_RANKS:
-            job = Job(strategy=strategy, batch=ranks, **SCALED, **PLANNED)
-            line[f"{ranks} GPUs"] = fit.predict(job, ranks, cluster, compute_ms)["efficiency"]
+            line[f"{ranks} GPUs"] = _computing("H200", cluster, ranks, strategy=strategy, **SCALED)
         lines.append(line)
     efficiency = pd.DataFrame(lines).set_index(["cluster", "strategy"])
+    pcie = next(cluster for cluster in fit.CLUSTERS if cluster.name == "PCIe 4")
+    task = {ranks: _computing("a100_80gb", pcie, ranks, TASK_BATCH, strategy="ddp", **TASK) for ranks in FEW}
     about = "predicted share of a step that computes"
     of_few = {
         name: {ranks: derived(efficiency.loc[(cluster, "ZeRO-3"), f"{ranks} GPUs"], about, PERCENT, 0) for ranks in FEW}
         for name, cluster in (("nvlink", "NVLink 4"), ("pcie", "PCIe 5"))
     }
+    of_few["task"] = {ranks: derived(share, about, PERCENT, 0) for ranks, share in task.items()}
     return SimpleNamespace(efficiency=efficiency.reset_index(), **of_few)
+
+
+def _computing(gpu: str, cluster: Link, ranks: int, batch: int = 1, **job: Any) -> float:
+    """The share of a step that computes, at half of the card's peak, with a batch of so many sequences a GPU."""
+    flops = flops_per_token(job["model"], job["sequence"]) * job["sequence"] * batch
+    compute_ms = flops / (ASSUMED_MFU * 1e9 * cards.card(gpu).bf16_tflops)
+    planned = Job(batch=batch * ranks, **(PLANNED | job))
+    return float(fit.predict(planned, ranks, cluster, compute_ms)["efficiency"])
 
 
 def _fits(plan: fit.Plan, card: fit.Card) -> str:

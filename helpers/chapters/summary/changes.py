@@ -6,8 +6,7 @@ from operator import attrgetter
 import pandas as pd
 
 from ...book.table import Table
-from ...book.values import TIMES, Number, judged
-from ...lab.estimate import EFFECT, NONE
+from ...book.values import TIMES, Number, told
 
 NOTHING = "–"  # in a table
 SAME = 0.1  # two measurements apart of the same differ by up to that
@@ -38,5 +37,4 @@ def _in_table(number: Number) -> str:
         return NOTHING
     if number.unit != TIMES:
         return f"{number.value:+.2f}".replace("-0.00", "+0.00")
-    kind, most = (EFFECT, 0) if number.derivation or number.low is None else judged(number, SAME)
-    return f"{number:bare}" if kind == EFFECT else f"≤ {100 * most:.2g} %" if kind == NONE else kind
+    return f"{number:bare}" if number.derivation or number.low is None else told(number, SAME)

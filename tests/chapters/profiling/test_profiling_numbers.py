@@ -2,7 +2,9 @@
 
 import pandas as pd
 
+from helpers.book.values import Number
 from helpers.chapters import profiling
+from helpers.chapters.profiling.diagnose import beside
 
 
 def test_findings_are_counted_by_loop_and_nothing_is_none():
@@ -11,7 +13,7 @@ def test_findings_are_counted_by_loop_and_nothing_is_none():
             "pipeline": ["vit", "vit", "vit", "gpt"],
             "variant": ["slow", "slow", "fixed", "slow"],
             "rank": [0, 1, 0, 0],
-            "finding": ["loader", "fp32 products", "nothing", "padding"],
+            "finding": ["unaligned sizes", "fp32 products", "nothing", "padding"],
             "where": ["a/b.py:3 in f", None, None, None],
             "gain_ms": [5.0, 2.0, None, 1.0],
             "gain_share": [0.5, 0.2, None, 0.1],
@@ -22,7 +24,13 @@ def test_findings_are_counted_by_loop_and_nothing_is_none():
     result = profiling.diagnose.of_rows(rows)
     assert [float(result.vit.slow), float(result.vit.fixed), float(result.gpt.slow)] == [2, 0, 1]
     assert not result.gpt.fixed.measured
-    assert result.largest["source line"].tolist() == ["b.py:3", "", ""]
+    alone = {"width_256": Number(1.25, "×", 1.2, 1.3, 8), "bf16": Number(1.01, "×", 1.0, 1.02, 8)}
+    shown = beside(result.slow, vit=alone, gpt={})
+    assert shown["source line"].tolist() == ["b.py:3", "", ""]
+    assert shown["estimate"].tolist() == ["2.00×", "1.25×", "1.11×"]
+    assert shown["fix"].tolist() == ["width_256", "bf16", "–"]
+    width, bf16, padding = shown["measured"]
+    assert width == "1.25× (1.20 to 1.30)" and bf16.startswith("≤ ") and padding == "–"
 
 
 def fix(name, us, width=0.1):
