@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import pandas as pd
 
 from ...book.table import Worth, table
-from ...book.values import PERCENT, Number, share_of
+from ...book.values import share_of
 from ...lab import Row
 from ...lab.machine import installed, missing_because
 from .cases import ROOT, counted, profiled
@@ -37,6 +37,7 @@ PACKAGES = {"py-spy": "py-spy", SCALENE: "scalene", OURS: "torch", TRACEML: "tra
 LIMITS_S = {"py-spy": 40, SCALENE: 50, OURS: 40, TRACEML: 60}  # from the start; `profile`'s from the first step on
 FIRST = 3  # answers of each that count
 OUTER, IMPORTING = 0.8, "<frozen importlib"  # a line that more of the other samples pass through starts the training
+BEFORE, FIRST_GO, NONE = "profile, first go", REPORTS / "first_go.csv", "–"
 CLOSING_S = 60  # that a profiler may take to write its answer
 # The model that TraceML's lines name, where it isn't `self.model`.
 LOCAL = "accelerate_1153 open_instruct_1445 presto_worldcereal_9 pytorch_lightning_17359 transferable_samplers_12"
@@ -180,15 +181,21 @@ ASKED = {OURS: _by_profile, "py-spy": _by_pyspy, SCALENE: _by_scalene, TRACEML: 
 
 @profilers.numbers()
 def _(rows: pd.DataFrame) -> SimpleNamespace:
-    """Each profiler's first answer to each script, its share of the time and the place of the cause's line."""
-    places = {by: rows.loc[rows["by"] == by, "place"] for by in ANSWERS}
-    cells = [
-        f"{'–' if pd.isna(row['place']) else int(row['place'])}: {_shortly(row)}" for row in rows.to_dict("records")
-    ]
-    shown = rows.assign(cell=cells).pivot(index="script", columns="by", values="cell")
+    """The place of the cause's line among each profiler's first answers to each script; TraceML names none.
+
+    `first_go` is what `profile` answered before its rules were mended on these scripts, on a busy machine.
+    """
+    before = pd.read_csv(FIRST_GO, index_col="script") if FIRST_GO.exists() else pd.DataFrame({"place": []})
+    answers, places = (
+        rows.pivot(index="script", columns="by", values=value).reindex(columns=list(ANSWERS))
+        for value in ("answer", "place")
+    )
+    asked = answers.notna().assign(**{BEFORE: answers.index.isin(before.index)})
+    places.insert(0, BEFORE, before["place"])
+    shown = places.map(lambda place: NONE if pd.isna(place) else f"{place:.0f}")
     return SimpleNamespace(
-        table=shown[[by for by in ANSWERS if by in shown]].rename_axis(columns=None).reset_index(),
-        first={by: _counted((place == 1).sum(), len(place)) for by, place in places.items()},
+        table=shown.assign(**{TRACEML: answers[TRACEML]}).fillna(NONE).rename_axis(columns=None).reset_index(),
+        first={by: _counted((places[by] == 1).sum(), asked[by].sum()) for by in places},
         packages=", ".join(sorted({*rows["package"]} - {*rows.loc[rows["by"] == OURS, "package"]})),
         count=counted(rows["script"].nunique()),
     )
@@ -198,9 +205,3 @@ def _counted(right: int, total: int) -> str:
     """Not every profiler was asked about every script."""
     share = share_of(right, total)
     return f"{right} of {total} ({share:brief})" if share.measured else f"{share}"
-
-
-def _shortly(row: Row) -> str:
-    """The kind and the line of an answer, without the script's name and the line's text."""
-    answer = re.sub(r"\S+\.py:(\d+).*", r":\1", str(row["answer"]))
-    return answer if pd.isna(row["share"]) else f"{answer}, {Number(row['share'], PERCENT, decimals=0)}"

@@ -5,6 +5,7 @@ import pytest
 
 from helpers.chapters import tool
 from helpers.chapters.tool.profilers import (
+    BEFORE,
     CAUSES,
     CUMULATIVE,
     MODELS,
@@ -68,11 +69,16 @@ def test_places_are_counted_by_profiler():
     rows = [row | {"by": OWN, "answer": f"{PRESTO}.py:56", "place": 1}]
     rows += [row | {"by": CUMULATIVE, "answer": f"{PRESTO}.py:1", "place": 3}]
     rows += [row | {"by": SCALENE, "answer": f"{PRESTO}.py:2", "place": None, "package": "scalene 2.4.0"}]
-    rows += [
-        row | {"by": OURS, "answer": f"costly line {PRESTO}.py:56 x = 1", "share": None, "place": 1, "package": "torch"}
-    ]
+    rows += [row | {"by": OURS, "answer": f"costly line {PRESTO}.py:56 x = 1", "place": 1, "package": "torch"}]
+    rows += [row | {"by": TRACEML, "answer": "input-bound", "place": None}]
     named = tool.profilers.of_rows(pd.DataFrame(rows))
     of_one = {by: text[:6] for by, text in named.first.items() if by != TRACEML}
-    assert of_one == {OWN: "1 of 1", CUMULATIVE: "0 of 1", SCALENE: "0 of 1", OURS: "1 of 1"}
-    assert [*named.table.iloc[0]] == [PRESTO, "1: costly line :56", "1: :56, 50%", "3: :1, 50%", "–: :2, 50%"]
+    assert of_one == {BEFORE: "1 of 1", OWN: "1 of 1", CUMULATIVE: "0 of 1", SCALENE: "0 of 1", OURS: "1 of 1"}
+    assert [*named.table.iloc[0]] == [PRESTO, "1", "1", "1", "3", "–", "input-bound"]
     assert named.packages == "py-spy 0.4.3, scalene 2.4.0" and named.count.value == 1
+
+
+def test_without_our_first_go_nothing_is_said_of_it(monkeypatch, tmp_path):
+    monkeypatch.setitem(judged.__globals__, "FIRST_GO", tmp_path / "none.csv")
+    row = {"script": PRESTO, "by": OWN, "answer": f"{PRESTO}.py:56", "place": 1, "package": "py-spy 0.4.3"}
+    assert "not measured" in tool.profilers.of_rows(pd.DataFrame([row])).first[BEFORE]
