@@ -95,6 +95,8 @@ def read_and_diagnose(
             findings += _of_slowest(slowest, loop, least)
         if places is not None and not diagnosis.account:
             findings += unrecorded.costly_line(loop, by_line, findings)
+        told = {(unrecorded.COSTLY, finding.where) for finding in late}  # the same line, as only one rank's
+        findings = [finding for finding in findings if (finding.finding, finding.where) not in told]
         findings = unrecorded.ranked([*findings, *late], loop.ordinary)
         diagnosis = _with_wall(diagnosis, loop, findings)
     findings = _with_remedies(findings)

@@ -47,7 +47,7 @@ WINDOW_S, WARM_S = 60.0, 30.0  # what iterations of seconds are given
 OBSERVED, OBSERVED_S = 20, 8.0  # iterations without a profiler, and their seconds, that are waited for
 PATIENCE_S = 30.0  # unprofiled, for an epoch's end and for slow iterations
 SLOW_SHARE, SLOW_SEEN = 0.2, 0.05  # of the time in slow iterations: they are recorded; are waited for
-OBSERVED_TOGETHER = 10  # iterations after the windows where all ranks have to end at the same one
+OBSERVED_TOGETHER = 40  # iterations after the windows where all ranks have to end at the same one
 
 Waiting = Generator[None, None, None]  # goes on whenever an iteration has ended
 

@@ -106,13 +106,15 @@ def test_what_a_slow_iteration_shows_is_a_share_of_what_such_iterations_take(tmp
 
 
 def test_the_rank_whose_own_work_takes_longest_is_late_by_what_the_others_lack():
-    def rank(own):
+    def rank(own, seconds=1.0):
         lines = [line(COMPUTING, own), line(LOADING, 0.1, 2), line(BACKWARD, 0.9 - own)]
-        return Observation(seconds=1.0, iterations=[0.1] * 10, lines=lines)
+        return Observation(seconds=seconds, iterations=[0.1] * 10, lines=lines)
 
     last, (found,) = late_rank({0: rank(0.2), 1: rank(0.2), 2: rank(0.5)})
     assert last == 2 and found.gain_share == pytest.approx(0.3) and found.where.startswith("train.py:1")
-    assert late_rank({0: rank(0.2), 1: rank(0.2)}) == (-1, [])
+    assert "rank 2 is late" in found.evidence
+    assert late_rank({0: rank(0.2), 1: rank(0.2)}) == late_rank({0: rank(0.2)}) == (-1, [])
+    assert late_rank({0: rank(0.2, 0.1), 1: rank(0.5, 0.1)}) == (-1, [])  # a few looks
 
 
 @pytest.mark.parametrize(("us", "shown"), [(2_000.0, []), (100_000.0, ["(10% of the time)"])])

@@ -24,7 +24,6 @@ from helpers.findings.diagnose import diagnose
 from helpers.findings.loop import Loop, growth
 from helpers.findings.rules import unrecorded
 from helpers.findings.rules.unrecorded import costly_line, garbage_collection, loop_findings, ranked
-from helpers.findings.rules.wall import late_rank
 from helpers.findings.summary import BOUND, Finding
 from helpers.lab.machine import OthersLoad
 from helpers.script import windows
@@ -507,16 +506,6 @@ def test_the_list_that_keeps_memory_is_named_by_the_line_that_adds_to_it(watched
     (growing,) = [each for each in watched(body).findings if each.finding == "growing memory"]
     assert "train.py:14  def update(self, value): history" in growing.where
     assert "keep loss.detach()" in growing.advice
-
-
-def test_the_rank_that_the_others_wait_for_is_named_with_its_line():
-    quick = seen(line(COMPUTING, 0.5), line("backward", 1.5, 2))
-    late = seen(line(COMPUTING, 0.9, 7), line("backward", 1.1, 2))
-    number, (found,) = late_rank({0: quick, 1: late})
-    assert number == 1
-    assert "rank 1 is late" in found.evidence and found.where == "train.py:7"
-    assert found.gain_share == pytest.approx(0.2)
-    assert late_rank({0: quick, 1: quick}) == late_rank({0: quick}) == (-1, [])
 
 
 def calling(frame):

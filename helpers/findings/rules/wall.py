@@ -19,7 +19,7 @@ OWN_RULES = (  # activities that are findings of their own
 )  # fmt: skip
 LEAST_CORES, LEAST_WAIT = 0.15, 0.1  # cores that workers use, and the share of the time that the step waits for one
 WAITS = 0.1  # of the time for the loader: then nobody can say that the workers are too many
-LATE = 0.1  # of an iteration
+LATE, LATE_SEEN_S = 0.1, 0.25  # of an iteration; looks at each rank for less tell nothing
 _TOGETHER = re.compile(r"\.wait\(|barrier\(|all_reduce|all_gather|reduce_scatter|broadcast|\.(send|recv)\(")
 LEAST_PADDING, LEAST_LOADING = 0.05, 0.05  # shares of the positions and of the time
 ANEW = 0.5  # of iterations in which a loader begins anew
@@ -153,7 +153,7 @@ def late_rank(ranks: Mapping[int, Observation]) -> tuple[int, list[Finding]]:
 
     Its line is the one that takes most more than in the other ranks. The rank's number; -1 if none is late.
     """
-    own = {rank: _own_ms(Loop(seen)) for rank, seen in ranks.items() if seen.iterations}
+    own = {rank: _own_ms(Loop(seen)) for rank, seen in ranks.items() if seen.iterations and seen.seconds > LATE_SEEN_S}
     if len(own) < 2:
         return -1, []
     last = max(own, key=lambda rank: own[rank].sum())
