@@ -17,12 +17,6 @@ def described(known: pd.DataFrame, *folders: str) -> str:
     return "; ".join(text for _, text in sorted(texts))
 
 
-def on_a_cpu_alone(cpu: str) -> str:
-    """The tables with records of a CPU that have no configuration for a GPU."""
-    tables = [table for table in select([]) if not table.configurations("big-gpu")]
-    return ", ".join(f"`{table.name}`" for table in tables if len(recorded(table, cpu).rows))
-
-
 def not_measured(gpu: str, cpu: str) -> pd.DataFrame:
     """The tables that a GPU or a CPU should have and has no rows of, with the question that each answers."""
     lines = [
