@@ -195,6 +195,7 @@ def test_the_loop_to_copy_trains(monkeypatch):
     source = source.replace("vocab_size,", "20, d_model=8, num_heads=1, num_layers=1,")
     source = source.replace("num_workers=2", "num_workers=0").replace("compile()", 'compile(backend="eager")')
     losses, cross_entropy = [], F.cross_entropy
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
     monkeypatch.setattr(F, "cross_entropy", lambda *of: losses.append(loss := cross_entropy(*of)) or loss)
     texts = [torch.arange(1, length) for length in (20, 12, 9, 15, 3)] * 20
     exec(source, {"torch": torch, "F": F, "DataLoader": DataLoader, "texts": texts, "device": torch.device("cpu")})

@@ -43,10 +43,8 @@ from ...training.trainer import WARM_UP, Trainer
 
 BEGINNER, EVERYTHING = SIDES = "beginner", "everything"
 CHOICE, TRAINING, COMPILED = "choice", "training", "compiled"  # a row's part
-SEEDS, CHOOSING = range(3), 3
-RISING = 20  # steps in which the fast side's learning rate rises
-PADDING, LONGEST = 0, 640  # a byte that no text has; bytes of a line that the beginner keeps
-EVALUATED = 16  # samples of a batch that is evaluated
+SEEDS, CHOOSING, RISING = range(3), 3, 20  # the last: steps in which the fast side's learning rate rises
+PADDING, LONGEST, EVALUATED = 0, 640, 16  # a byte that no text has; bytes of a beginner's line; samples at once
 
 Batch = tuple[Tensor, Tensor | None, int]  # tokens (B, T + 1), targets (B, T) unless they follow, real bytes
 
@@ -293,11 +291,12 @@ class TimeToLoss:
 
     target: Number
     ratio: Number
-    fuller: Number  # real bytes of a step of the fast side's, over those of the beginner's
+    denser: Number  # real bytes a second of the fast side, over those of the beginner's
+    longer: Number  # the same of all bytes to the target
     beginner: Number
     everything: Number
     compile: Number
-    rates: str  # of a large product after each side's trainings
+    rates: str  # of a large product after each training, the lowest and the highest
     table: pd.DataFrame
     curves: pd.DataFrame  # side, seed, seconds, loss
 
@@ -315,17 +314,18 @@ def _(rows: pd.DataFrame) -> TimeToLoss:
     compiled = rows[rows["part"] == COMPILED]
     eager = rows[(rows["part"] == CHOICE) & (rows["side"] == EVERYTHING)]  # of the compiled training's seed
     eager_s = eager.loc[eager["learning_rate"].isin(compiled["learning_rate"]), "start_s"].mean()
-    sides = [side.get("product_tflops", pd.Series(dtype=float)).astype(float).mean() for side in (slow, fast)]
-    ratio = replace(ratio, noisy=abs(sides[1] / sides[0] - 1) > SAME_MACHINE)
-    read = [(side["bytes_per_s"] * side["training_s"] / side["steps"]).mean() for side in (slow, fast)]
+    sides = [side.get("product_tflops", pd.Series(dtype=float)).astype(float) for side in (slow, fast)]
+    ratio = replace(ratio, noisy=abs(sides[1].mean() / sides[0].mean() - 1) > SAME_MACHINE)
+    read = [(side["bytes_per_s"] * side["training_s"]).mean() for side in (slow, fast)]
     return TimeToLoss(
         target=Number(rows["target"].iloc[0], "nats a byte"),
         ratio=ratio,
-        fuller=derived(read[1] / read[0], "bytes counted"),
+        denser=derived(fast["bytes_per_s"].mean() / slow["bytes_per_s"].mean(), "bytes counted"),
+        longer=derived(read[1] / read[0], "bytes counted"),
         beginner=mean_of(slow["training_s"], "s", BEGINNER, decimals=1),
         everything=mean_of(fast["training_s"], "s", EVERYTHING, decimals=1),
         compile=Number(compiled["start_s"].mean() - eager_s, "s", missing="the compiled training", decimals=1),
-        rates=" and ".join(f"{rate:.2f}" for rate in sides) + " TFLOP/s",
+        rates=f"{pd.concat(sides).min():.2f} to {pd.concat(sides).max():.2f} TFLOP/s",
         table=_table(rows),
         curves=curves_of(trainings),
     )

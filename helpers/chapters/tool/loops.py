@@ -125,6 +125,8 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
             f"{loop} {Number(share, PERCENT, decimals=0)}"
             for loop, share in zip(alarms["loop"], alarms["alarm"], strict=True)
         ),
+        others=counted((alarmed := rows["alarm"] >= MARGIN).sum()),
+        helped=counted((alarmed & (rows["alarm_tried"] >= MARGIN)).sum()),
         twins=counted(rows["alarm"].notna().sum()),
         beyond=counted((rows["gained"] > rows["promised"]).sum()),
         far_beyond=counted((rows["gained"] > rows["promised"] + MARGIN).sum()),

@@ -190,7 +190,7 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         rows.pivot(index="script", columns="by", values=value).reindex(columns=list(ANSWERS))
         for value in ("answer", "place")
     )
-    asked = answers.notna().assign(**{BEFORE: answers.index.isin(before.index)})
+    asked = answers.notna().assign(**{OURS: answers[OURS].notna().any(), BEFORE: bool(len(before))})
     places.insert(0, BEFORE, before["place"])
     shown = places.map(lambda place: NONE if pd.isna(place) else f"{place:.0f}")
     return SimpleNamespace(
@@ -202,6 +202,6 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def _counted(right: int, total: int) -> str:
-    """Not every profiler was asked about every script."""
+    """Not every profiler was asked about every script; ours was, and no answer of it is a wrong one."""
     share = share_of(right, total)
     return f"{right} of {total} ({share:brief})" if share.measured else f"{share}"

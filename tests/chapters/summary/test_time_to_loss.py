@@ -121,7 +121,8 @@ def test_the_ratio_is_of_times_seed_by_seed():
 
 def test_rates_beside_the_sides_are_told_and_compilation_is_what_the_start_took_longer():
     numbers = table.of_rows(rows().assign(product_tflops=[0.1] * 3 + [0.2] * 5))
-    assert numbers.rates == "0.10 and 0.20 TFLOP/s" and numbers.compile.value == pytest.approx(30)
+    assert numbers.denser.value == 1 and numbers.longer.value == pytest.approx(0.1)
+    assert numbers.rates == "0.10 to 0.20 TFLOP/s" and numbers.compile.value == pytest.approx(30)
 
 
 def test_a_beginner_that_was_stopped_makes_the_ratio_a_lower_bound():
