@@ -250,7 +250,8 @@ def chained(gain: Number, before: Number) -> Number:
         return lacking(gain.missing or before.missing, gain.unit)
     product, reach = gain.value * before.value, math.hypot(_known(gain), _known(before))
     known = replace(gain, value=product, low=None, high=None, reach=reach, n=min(gain.n, before.n), verdict="")
-    return replace(known, noisy=gain.noisy or before.noisy).bounded()
+    noisy = gain.noisy or before.noisy
+    return replace(known.bounded(), noisy=noisy, n=0, derivation="product of two trials")  # no pair is of both
 
 
 def _known(number: Number) -> float:
