@@ -20,7 +20,7 @@ MOST_FINDINGS = 3  # in the text; the others are a line each
 # What broader findings, too, are made of: it gives them its remedy where it has half of their gain
 SPECIFIC = {"products one by one", "losses one by one", "norms one by one", "missing package"}
 LEAST = 0.01  # of the recorded time: a finding that could bring less is left out
-MEASURED, BOUND, ESTIMATE = "measured", "upper bound", "estimate"
+MEASURED, ESTIMATE = "measured", "estimate"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Finding:
     where: str
     evidence: str
     advice: str
-    sure: str  # MEASURED, BOUND or ESTIMATE
+    sure: str  # MEASURED or ESTIMATE
     spans: Spans = field(default_factory=list, repr=False, compare=False)  # when it happened
     detailed: bool = field(default=False, compare=False)  # whether only shapes or stacks show it
     urgent: bool = field(default=False, compare=False)  # it ends the training

@@ -29,10 +29,10 @@ class CoreWait:
         self.passed()
 
     def passed(self) -> float:
-        """Seconds since the last call."""
-        if self._file < 0:
-            return 0.0
-        last, self._last = self._last, int(os.pread(self._file, 64, 0).split()[1])
+        """Seconds since the last call, unless the thread has ended."""
+        last = self._last
+        with contextlib.suppress(OSError):
+            self._last = int(os.pread(self._file, 64, 0).split()[1])
         return (self._last - last) / 1e9
 
 

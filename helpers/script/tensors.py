@@ -71,6 +71,7 @@ def unclaimed() -> Generator[None, None, tuple[str, int, float, bool] | None]:
     has, such as adapters, so that gradients pass through it all the same. Embeddings don't count, whose gradients cost
     little for their size.
     """
+    gc.collect()  # an optimizer of an earlier training may lie around
     objects = gc.get_objects()
     optimizers = [each for each in objects if issubclass(type(each), torch.optim.Optimizer)]
     taken = {id(weight) for each in optimizers for group in each.param_groups for weight in group["params"]}

@@ -24,6 +24,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.optim import Optimizer
@@ -36,7 +37,7 @@ from .loader_workers import Workers
 from .monitor import Monitor
 from .observation import COSTS, PLACES, SLOWEST, Observation
 from .rates import speedups
-from .running import end_of_iteration
+from .running import RARE, end_of_iteration
 from .stacks import CALLED_FROM, call_sites, runners
 from .tensors import unclaimed
 
@@ -172,6 +173,9 @@ class Windows:
         self._over = False
         self._plain: list[float] = []  # seconds of iterations that no profiler slowed
         self._ends_iteration = end_of_iteration()
+        self._ender: ref[Optimizer] | None = None  # the optimizer that ended the last iterations
+        self._recorded: ref[Optimizer] | None = None  # those of the windows
+        self._ended = 0  # iterations that it ended
         self._process = os.getpid()
         self._thread: int | None = None
         self._steps = self._record()
@@ -187,6 +191,9 @@ class Windows:
         if optimizer is not None and not self._ends_iteration(optimizer):
             return False
         self.iterations += 1
+        if optimizer is not (self._ender and self._ender()):
+            self._ender, self._ended = None if optimizer is None else ref(optimizer), 0
+        self._ended += 1
         self.monitor.iteration_ended()
         with self.monitor.looking_away():
             ended = next(self._steps, True) is True
@@ -242,6 +249,17 @@ class Windows:
                 break
             yield
             self._plain.append(time.perf_counter() - last)
+        yield from self._costs_and_places()
+        while not self._is_observed():
+            if self._ender is not self._recorded and self._ended > RARE and self.ranks == 1:  # of another loop
+                self._plain.clear()
+                yield from self._costs_and_places()
+            yield
+        if not self.plan.minutes:
+            yield from self._wait_for_slow()
+
+    def _costs_and_places(self) -> Waiting:
+        self._recorded = self._ender
         yield from self._window(self.costs, self._fitting(self.plan.steps, self.first.events), 1)
         if self.rank == 0:
             yield from self._count_calls()
@@ -254,10 +272,6 @@ class Windows:
                     yield from self._window(self.places, most, 0, record_shapes=True, with_stack=True)
         if self.ranks == 1:
             self.monitor.counts.unclaimed = yield from unclaimed()
-        while not self._is_observed():
-            yield
-        if not self.plan.minutes:
-            yield from self._wait_for_slow()
 
     def _is_observed(self) -> bool:
         monitor = self.monitor

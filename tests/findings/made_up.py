@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from helpers.findings.summary import BOUND, MEASURED, Diagnosis, Finding
+from helpers.findings.summary import ESTIMATE, MEASURED, Diagnosis, Finding
 from helpers.findings.trace import Note
 
 LAUNCHES = Finding(
@@ -14,7 +14,7 @@ LAUNCHES = Finding(
     where="src/train.py:42 in step",
     evidence="900 kernels of 43 µs at 247 µs a launch",
     advice='torch.compile(model, mode="reduce-overhead") replays the step as one CUDA graph',
-    sure=BOUND,
+    sure=ESTIMATE,
 )
 REDUCTIONS = replace(
     LAUNCHES, finding="small all-reduces", part="communication", gain_ms=10.0, gain_share=0.1, sure=MEASURED

@@ -3,6 +3,7 @@
 import gc
 import gzip
 import json
+import os
 import sys
 import textwrap
 import threading
@@ -24,10 +25,11 @@ from helpers.findings.diagnose import diagnose
 from helpers.findings.loop import Loop, growth
 from helpers.findings.rules import unrecorded
 from helpers.findings.rules.unrecorded import costly_line, garbage_collection, loop_findings, ranked
-from helpers.findings.summary import BOUND, Finding
+from helpers.findings.summary import ESTIMATE, Finding
 from helpers.lab.machine import OthersLoad
 from helpers.script import windows
 from helpers.script.calls import Calls
+from helpers.script.cores import CoreWait
 from helpers.script.monitor import Monitor, compilation
 from helpers.script.observation import LineTime, Observation
 from helpers.script.stacks import (
@@ -376,7 +378,7 @@ def test_a_line_that_computes_long_is_named_unless_it_multiplies_matrices_or_a_f
     assert costly({"train.py:1": 0.1}) == [("train.py:1", pytest.approx(0.9))]
     assert costly({"train.py:1": 0.6}) == [("train.py:2", pytest.approx(0.4))]
     assert costly({"train.py:1": 0.6, "train.py:2": 0.6}) == []
-    explains = Finding("one-hot product", "operators", 1.0, 0.4, "train.py:1 in train", "", "", BOUND)
+    explains = Finding("one-hot product", "operators", 1.0, 0.4, "train.py:1 in train", "", "", ESTIMATE)
     assert costly({}, [replace(explains, gain_share=0.5)]) == [] != costly({}, [explains])
     small = replace(explains, finding="small operators", where="other.py:5", gain_share=0.8)
     assert costly({"train.py:1": 0.1}, [small]) == [] != costly({}, [small])  # no operator is called there
@@ -486,7 +488,7 @@ def test_memory_that_grows_is_a_warning_unless_it_is_known_what_keeps_it_and_soo
     first_pass = Loop(replace(kept.observation, epochs=0, lines=[*loop.lines, line(LOADING, 0.1)]))
     assert not any(each.urgent for each in loop_findings(first_pass, 0.0))
     assert "train.py:4" in loop_warnings(first_pass)[0].text
-    other = Finding("padding", "observed", 1.0, 0.5, "", "", "", BOUND)
+    other = Finding("padding", "observed", 1.0, 0.5, "", "", "", ESTIMATE)
     assert ranked([other, found])[0] is found and ranked([other, replace(found, urgent=False)])[0] is other
     most = replace(other, gain_share=0.75)
     assert ranked([found, most])[0] is most, "what takes three quarters of the time comes first"
@@ -669,3 +671,13 @@ def test_a_look_finds_the_lines_of_frames():
 def test_a_frame_between_two_lines_counts_as_its_functions_first():
     frame = SimpleNamespace(f_lineno=None, f_code=SimpleNamespace(co_firstlineno=7))
     assert line_of(frame) == 7
+
+
+def test_a_thread_that_has_ended_waits_for_no_core():
+    core, native = CoreWait(), []
+    thread = threading.Thread(target=lambda: native.append(threading.get_native_id()) or core.begin(native[0]))
+    thread.start()
+    thread.join()
+    while os.path.exists(f"/proc/self/task/{native[0]}"):  # the kernel may take a moment longer
+        time.sleep(0.001)
+    assert core.passed() == 0

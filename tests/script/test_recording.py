@@ -495,3 +495,21 @@ def test_a_script_in_which_nothing_steps_is_told_of_and_ended(script):
     with pytest.raises(NothingRecorded, match="ended without an optimizer step"):
         record_script(script("import time\ntime.sleep(600)"), (), windows.Plan(limit=0.3), tell=lines.append)
     assert any("no optimizer has stepped" in line for line in lines)
+
+
+TWO_LOOPS = """
+def train(steps, act):
+    mine = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        act(loss()).backward()
+        mine.step()
+"""
+
+
+@pytest.mark.parametrize("first", [18, 60])
+def test_a_training_before_the_training_is_not_what_is_recorded(script, monkeypatch, first):
+    monkeypatch.setattr(windows, "OBSERVED", 60)
+    recording = watch(script(TWO_LOOPS + f"train({first}, torch.exp); train(200, torch.sin)"), steps=4)
+    for window in (recording.costs, recording.places):
+        names = [event["name"] for event in read(window)["traceEvents"]]
+        assert "aten::sin" in names and "aten::exp" not in names

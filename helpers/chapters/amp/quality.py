@@ -119,8 +119,9 @@ def _task(name: str, rows: pd.DataFrame) -> SimpleNamespace:
     accuracy = trained.pivot(index="seed", columns="precision", values="validation_accuracy").reindex(columns=RUNS)
     guess = rows.groupby("seed")["constant_accuracy"].first()
     first = rows.iloc[0] if len(rows) else pd.Series(index=rows.columns, dtype=object)
-    columns = ("zero_share", "skipped_steps", "training_s")
-    zero_share, skipped, seconds = (trained.groupby("precision")[name].mean() for name in columns)
+    by_run = trained.groupby("precision")
+    zero_share, skipped = by_run["zero_share"].mean(), by_run["skipped_steps"].mean()
+    seconds = by_run["training_s"].median()  # one of a few may have run beside others
     present = [run for run in RUNS if run in set(rows["precision"])]
     return SimpleNamespace(
         table=pd.DataFrame([_training(rows[rows["precision"] == run], accuracy) for run in present]),
@@ -139,7 +140,7 @@ def _task(name: str, rows: pd.DataFrame) -> SimpleNamespace:
         over_guess=mean_of(100 * (accuracy["amp"] - guess), "points", RUNS["amp"]),
         skipped={run: Number(skipped.get(run, float("nan")), decimals=0, missing=RUNS[run]) for run in RUNS},
         highest=_count(_highest(rows[rows["precision"] == "dynamic"])),
-        lost=Number(zero_share.get("amp", float("nan")), PERCENT, decimals=0, missing=RUNS["amp"]),
+        lost=Number(zero_share.get("amp", float("nan")), PERCENT, decimals=1, missing=RUNS["amp"]),
     )
 
 

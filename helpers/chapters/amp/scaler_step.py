@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...amp import DynamicGradScaler
 from ...book.table import Worth, table
-from ...book.values import derived, of_kernels, timed
+from ...book.values import Number, derived, of_kernels, timed
 from ...lab import Row, compare, device
 from ...lab.timing import queue_ahead
 from .ratios import COLUMNS, TIMED, against, inverse, ratio_of, ratio_to
@@ -126,13 +126,16 @@ def scaler_step(million_parameters: int) -> list[Row]:
 def _(rows: pd.DataFrame) -> SimpleNamespace:
     """A scaled step of each variant, and ours against torch's scaler and against none, for most parameters."""
     sizes = rows["million_parameters"].unique()
-    times = timed(rows, ["million_parameters", *TIMED, "ratio_to_no_scaler", "host_reads"])
+    rows = rows.reindex(columns=rows.columns.union(["tensors"], sort=False))  # older rows don't tell
+    times = timed(rows, ["million_parameters", "tensors", *TIMED, "ratio_to_no_scaler", "host_reads"])
     ours = rows[(rows["variant"] == OURS) & (rows["million_parameters"] == max(sizes))]
     largest = rows[(rows["million_parameters"] == max(sizes)) & rows["variant"].isin([OURS, TORCHS])]
     name = "a step of scaler and AdamW"
     over_torch = of_kernels(ratio_of(ours, "ratio_to_torch"), name, *largest.to_dict("records"))
+    plain = rows[rows["variant"] == PLAIN].sort_values("million_parameters")
     return SimpleNamespace(
         table=times if len(sizes) > 1 else times.drop(columns="million_parameters"),
+        plain_us=[Number(1e3 * row["median_ms"] / row["tensors"], "µs", decimals=0) for _, row in plain.iterrows()],
         sizes=", ".join(map(str, sizes)),
         over_torch=over_torch,
         over_none=ratio_of(ours, "ratio_to_no_scaler"),

@@ -24,7 +24,8 @@ from .inputs import MAX_LENGTH, compute_dtype, wikitext_of
 from .throughput import VARLEN, throughput
 
 NAMED_STEPS = {"longest": BIG_BRAIN, "balanced": BALANCED, "packed": PACKED}
-BY_TOKENS = f"{BALANCED}, loss by tokens"
+BY_TOKENS = f"{BALANCED}, every token alike"
+WEIGHTED = f"{BALANCED}, loss by tokens"  # the same, in rows whose loss of validation was weighted, too: it is left out
 DATA = dict(zip(STEPS, ("base", "standard", "balanced", "sequenced"), strict=True)) | {BY_TOKENS: "balanced"}
 OTHERS = {"k = 1": "within 1", "k = 50": "within 50"}
 TRAINING = "width layers words samples max_length batch_size epochs learning_rate"
@@ -74,7 +75,7 @@ def training(
         task = text_task(sizes, (trained, validation), device(), seed, (DATA | OTHERS)[data], half_dtype())
         if data == BY_TOKENS:  # a batch of headings has few, and a loss that is their mean
             mean, loss = real_tokens / task.steps(0), task.loss
-            task = replace(task, loss=lambda logits, batch: loss(logits, batch) * (batch.real / mean))
+            task = replace(task, loss=lambda logits, batch: loss(logits, batch) * _weight(logits, batch.real / mean))
         trainer = TaskTrainer(task, Precision() if compute_dtype() == torch.float32 else mixed_precision())
         with trainer.settings():
             scores = fit(trainer, epochs=epochs)
@@ -95,6 +96,11 @@ def training(
     }
 
 
+def _weight(logits: torch.Tensor, share: float) -> float:
+    """Of a batch's loss; the loss of validation, which has no gradients, stays as it is."""
+    return share if logits.requires_grad else 1.0
+
+
 # Numbers
 
 
@@ -106,6 +112,7 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, steps: pd.DataFrame) -> Simple
     """
     metrics = ["steps", "train_s", "peak_mib", "validation_loss", "guess_loss", "validation_accuracy", "guess_accuracy"]
     rows = rows.reindex(columns=rows.columns.union(["noisy"], sort=False))
+    rows["validation_loss"] = rows["validation_loss"].mask(rows["data"] == WEIGHTED)
     groups = rows.assign(peak_mib=1024 * rows["peak_gib"]).groupby("data", sort=False)
     shown = groups[metrics].mean().assign(std=groups["validation_loss"].std())
     shown = shown[[*metrics[:4], "std", *metrics[4:]]].rename(columns={"std": "loss, std"})
@@ -138,6 +145,10 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, steps: pd.DataFrame) -> Simple
             f"{name}_gap": _gap(losses[data] - losses[BIG_BRAIN], data)
             for name, data in (("balanced", BALANCED), ("packed", PACKED))
         },
+        accuracy=rows.replace({"data": {WEIGHTED: BY_TOKENS}})
+        .groupby("data")["validation_accuracy"]
+        .mean()
+        .map(lambda mean: Number(mean, PERCENT, decimals=1)),
         each=_steps(rows, ceilings, steps),
         cost=SimpleNamespace(balanced=_cost(rows, BALANCED), packed=_cost(rows, PACKED)),
     )

@@ -16,7 +16,6 @@ from ...book.values import (
     cost,
     derived,
     in_unit,
-    judged,
     lacking,
     of_class,
     over,
@@ -90,7 +89,7 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, trials: pd.DataFrame, peers: p
 
     Their rates are those of the recorded `ceilings`, which all else is compared with, too.
     `best` is what the best rung reaches in all timings of its setup, also in those beside its peers; `gains` are over
-    the baselines, `over_kept` over the last rung below that something speaks for, and `rung` has some of these by name.
+    the baselines, and `rung` has some of these by name.
     """
     kind, first = kind_of(rows), rows.iloc[0]
     _, left = LADDERS[kind]
@@ -103,30 +102,26 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, trials: pd.DataFrame, peers: p
     best = _best(rungs[~apart[rungs.index]], trials)
     gains = dict(zip(measured["rung"], measured["gain"], strict=True))
     kept = {name: gains[name] for name in rungs["rung"] if gains[name].measured}
-    over_kept = {name: gain for name, gain in _over_kept(rows, trials, rungs).items() if gain.measured}
-    climbed = list(over_kept)[: list(over_kept).index(best["rung"]) + 1] if best["rung"] in over_kept else []
+    climbed = list(kept)[: list(kept).index(best["rung"]) + 1] if best["rung"] in kept else []
     ranked = sorted(kept.items(), key=lambda item: -item[1].value)
     most = [*ranked, *[("", lacking("more rungs of the ladder", TIMES))] * 3][:3]
     total = _speedup(rows, trials, best["rung"], START)
-    rung = _by_name(rows, trials, over_kept, rungs)
-    below = {after: stands_on(after, kind) for after in LADDERS[kind][0]}
-    below = {after: name if name in (START, *over_kept) else below.get(name) for after, name in below.items()}
+    below = dict(zip(measured["rung"], measured["baseline"], strict=True))
     costs = {name: cost(rows, "step", after, below.get(after)) for name, after in NAMED.items()}
     return SimpleNamespace(
         job=f"{first['model']}, sequences of {int(first['sequence'])} tokens, {first['text']}",
         rungs=_shown(measured, apart, in_pairs(rows)),
         left=", ".join(f"{rung} ({ANOTHER if apart[place] else left[rung]})" for place, rung in others["rung"].items()),
         gains=dict.fromkeys(LADDERS[kind][0], lacking("this rung", TIMES)) | gains,
-        over_kept=over_kept,
         without=SimpleNamespace(none=of_class(kept, NONE), undecided=of_class(kept, UNDECIDED)),
         largest=[SimpleNamespace(rung=name, gain=gain) for name, gain in most],
         total=total,
-        product=derived(math.prod(float(over_kept[name]) for name in climbed), "product of gains", decimals=1),
-        best=_reached(best, first, _timings(best, trials, peers)),
+        product=derived(math.prod(float(kept[name]) for name in climbed), "product of gains", decimals=1),
+        best=_reached(best, first, _timings(best, trials, peers), _slowed(best, ceilings)),
         again=_again(rows),
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
         losses=_losses(measured, apart, kind),
-        rung=rung,
+        rung=_by_name(rows, trials, kept, rungs),
         cost=SimpleNamespace(**costs, total=cost(rows, "step", best["rung"], START)),
     )
 
@@ -199,24 +194,6 @@ def _by_name(
     )
 
 
-def _over_kept(rows: pd.DataFrame, trials: pd.DataFrame, rungs: pd.DataFrame) -> dict[str, Number]:
-    """Each rung's gain over the last rung below it that has rows and that something speaks for.
-
-    Where its baseline is undecided and no faster, both trials count; where that has no rows, the rows of both rungs do.
-    """
-    gains = dict(zip(rungs["rung"], rungs["gain"], strict=True))
-    kept: dict[str, Number] = {}
-    for rung, below, gain in rungs[["rung", "baseline", "gain"]].itertuples(index=False):
-        passed = gains.get(below, lacking(f"{below}"))
-        if passed.value < 1 and judged(passed)[0] == UNDECIDED:
-            kept.pop(below, None)
-            gain = chained(gain, passed)
-        elif gain.measured and below not in gains:
-            gain = _speedup(rows, trials, rung, next(reversed(kept)))
-        kept[rung] = gain
-    return kept
-
-
 def _again(rows: pd.DataFrame) -> SimpleNamespace:
     """The rung whose step differs most between its own trial and that of the rung on it, with both times."""
     tried = in_pairs(rows).set_index("baseline")["baseline_ms"]
@@ -229,10 +206,11 @@ def _again(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(rung=rung, own=own_ms, below=below_ms, **_power(single.loc[rung] if rung else rows.iloc[0]))
 
 
-def _reached(best: pd.Series, first: pd.Series, timings_ms: Iterable[float]) -> SimpleNamespace:
+def _reached(best: pd.Series, first: pd.Series, timings_ms: Iterable[float], slowed: float) -> SimpleNamespace:
     """The best rung's tokens/s and its share of the matmul rate: the median of its timings, the least and the largest.
 
-    `causal` is the share if half of attention's operations count.
+    `causal` is the share if half of attention's operations count, `of_fastest` that of what such a product reaches
+    where it isn't `slowed`.
     """
     operations = flops_per_token(first["model"], int(first["sequence"]))
     causal = (operations + 6 * parameters(first["model"])) / 2 / operations
@@ -243,10 +221,19 @@ def _reached(best: pd.Series, first: pd.Series, timings_ms: Iterable[float]) -> 
         rate=_range(rates, "tokens/s"),
         share=_range(shares, PERCENT),
         causal=_range(causal * shares, PERCENT),
+        of_fastest=_range(shares * slowed, PERCENT),
         timings=derived(len(rates), "counted", "", 0),
         mfu=Number(best["mfu"], PERCENT, missing="the vendor's peak", decimals=0),
         **_power(best),
     )
+
+
+def _slowed(best: pd.Series, ceilings: pd.DataFrame) -> float:
+    """By how much the card's power limit slows a large product: its rate in the median and in its fastest fifth."""
+    if "p20_ms" not in ceilings:
+        return math.nan
+    fastest = recorded_rates(ceilings.assign(tflops=ceilings["tflops"] * ceilings["median_ms"] / ceilings["p20_ms"]))
+    return best["product_tflops"] / fastest.get(_type(best["rung"], kind_of(best.to_frame().T)), math.nan)
 
 
 def _power(row: pd.Series) -> dict[str, Number]:

@@ -62,7 +62,9 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
 def _(rows: pd.DataFrame) -> SimpleNamespace:
     """LayerNorm and RMSNorm by variant, at the widest; rows and width are columns only where there are several."""
     rows = rows[rows["width"] == rows["width"].max()]
-    shown = _varied(bandwidth(rows, ["kind", "rows", "width"]), ["rows", "width"]).replace(KINDS)
+    times = bandwidth(rows, ["kind", "rows", "width"])
+    times = times.assign(**{"peak, GiB": rows["peak_gib"]}) if "peak_gib" in rows else times  # a CPU's have none
+    shown = _varied(times, ["rows", "width"]).replace(KINDS)
     sizes = ", ".join(f"{name} {rows[name].iloc[0]}" for name in ("rows", "width") if name not in shown)
     layer = rows[rows["kind"] == "layer"]
     torchs, ours, apex = (pick(layer, "median_ms", "ms", variant=of) for of in (swaps.TORCH, "triton", "apex"))

@@ -33,7 +33,7 @@ def task_steps(rows: pd.DataFrame, trials: pd.DataFrame, checkpointed: pd.DataFr
     lines = []
     for step, printed in PRINTED.items():
         below = START if step == MIXED else stands_on(step)
-        gain = ours.rung.in_16_bits if step == MIXED else ours.over_kept.get(step, lacking("this rung"))
+        gain = ours.rung.in_16_bits if step == MIXED else ours.gains.get(step, lacking("this rung"))
         lines.append(_line(step, printed, gain, over(peaks[step], peaks.get(below, lacking("its peak")))))
     if len(checkpointed):
         full = checkpointing.of_rows(checkpointed)

@@ -12,13 +12,14 @@ NOTHING = "–"  # in a table
 SAME = 0.1  # two measurements apart of the same differ by up to that
 
 
-def actions(rows: Iterable[tuple[str, Table, str, Table | None, str]], gpu: str, cpu: str) -> pd.DataFrame:
+def actions(rows: Iterable[tuple[str, str, Table, str, Table | None, str]], gpu: str, cpu: str) -> pd.DataFrame:
     """What changes gain on a GPU and on a CPU, the ratio of the peak of memory, and by how much the loss is higher.
 
-    Each is its words, a table and the name of the gain in it, and a table and the name of the cost (`values.cost`).
+    Each is its words, what it is compared with, a table and the name of the gain in it, and a table and the name of the
+    cost (`values.cost`).
     """
     lines = []
-    for change, table, gain, trained, costs in rows:
+    for change, over, table, gain, trained, costs in rows:
         line = {f"{what}, {kind}": NOTHING for what in ("speedup", "memory", "loss") for kind in ("GPU", "CPU")}
         for kind, machine in (("GPU", gpu), ("CPU", cpu)):
             if (numbers := table.on(machine)).measured:
@@ -26,7 +27,7 @@ def actions(rows: Iterable[tuple[str, Table, str, Table | None, str]], gpu: str,
             if trained and (numbers := trained.on(machine)).measured:
                 peak, loss = attrgetter(costs)(numbers)
                 line |= {f"memory, {kind}": _in_table(peak), f"loss, {kind}": _in_table(loss)}
-        lines.append({"change": change} | line)
+        lines.append({"change": change, "over": over} | line)
     shown = pd.DataFrame(lines)
     return shown.loc[:, (shown != NOTHING).any()]
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -285,24 +286,13 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class TimeToLoss:
-    """`ratio` is of the sides' times, seed by seed: a lower bound where not all trainings reached the target."""
-
-    target: Number
-    ratio: Number
-    denser: Number  # real bytes a second of the fast side, over those of the beginner's
-    longer: Number  # the same of all bytes to the target
-    beginner: Number
-    everything: Number
-    compile: Number
-    rates: str  # of a large product after each training, the lowest and the highest
-    table: pd.DataFrame
-    curves: pd.DataFrame  # side, seed, seconds, loss
-
-
 @time_to_loss.numbers()
-def _(rows: pd.DataFrame) -> TimeToLoss:
+def _(rows: pd.DataFrame) -> SimpleNamespace:
+    """`ratio` is of the sides' times, seed by seed: a lower bound where not all trainings reached the target.
+
+    Of the fast side over the beginner's, `fuller` is the real bytes of a step, `longer` those of all steps and
+    `machine` the rate of a product after each training; `shorter` is the beginner's time of a step over the fast one.
+    """
     rows = rows.assign(reached=rows["reached"].astype(str) == "True")  # a bool, or its text in a record
     trainings = rows[rows["part"] == TRAINING]
     slow, fast = (trainings[trainings["side"] == side].set_index("seed") for side in SIDES)
@@ -315,17 +305,22 @@ def _(rows: pd.DataFrame) -> TimeToLoss:
     eager = rows[(rows["part"] == CHOICE) & (rows["side"] == EVERYTHING)]  # of the compiled training's seed
     eager_s = eager.loc[eager["learning_rate"].isin(compiled["learning_rate"]), "start_s"].mean()
     sides = [side.get("product_tflops", pd.Series(dtype=float)).astype(float) for side in (slow, fast)]
-    ratio = replace(ratio, noisy=abs(sides[1].mean() / sides[0].mean() - 1) > SAME_MACHINE)
+    machine = sides[1].mean() / sides[0].mean()
+    ratio = replace(ratio, noisy=abs(machine - 1) > SAME_MACHINE)
     read = [(side["bytes_per_s"] * side["training_s"]).mean() for side in (slow, fast)]
-    return TimeToLoss(
+    return SimpleNamespace(
         target=Number(rows["target"].iloc[0], "nats a byte"),
         ratio=ratio,
-        denser=derived(fast["bytes_per_s"].mean() / slow["bytes_per_s"].mean(), "bytes counted"),
+        million_parameters=derived(
+            rows.get("million_parameters", pd.Series(dtype=float)).mean(), "counted", "million", 2
+        ),
+        fuller=derived(read[1] / read[0] * slow["steps"].mean() / fast["steps"].mean(), "bytes counted"),
+        shorter=derived(slow["step_ms"].mean() / fast["step_ms"].mean(), "means of three seeds"),
         longer=derived(read[1] / read[0], "bytes counted"),
         beginner=mean_of(slow["training_s"], "s", BEGINNER, decimals=1),
         everything=mean_of(fast["training_s"], "s", EVERYTHING, decimals=1),
         compile=Number(compiled["start_s"].mean() - eager_s, "s", missing="the compiled training", decimals=1),
-        rates=f"{pd.concat(sides).min():.2f} to {pd.concat(sides).max():.2f} TFLOP/s",
+        machine=derived(machine, "a large product beside each training"),
         table=_table(rows),
         curves=curves_of(trainings),
     )

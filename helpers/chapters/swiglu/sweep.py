@@ -136,7 +136,7 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
     lines, apart = [], []
     for (batch, length, hidden, layers, intermediate), of_shape in task.groupby(SHAPE, sort=False):
         levels = of_shape.sort_values(LEVEL).to_dict("records")
-        line = {"batch": batch, "sequence": length, "d": hidden, "layers": layers}
+        line = {"batch": batch, "sequence": length, "d": hidden, "layers": layers, "passes": int(levels[0]["n"])}
         line["forward, s"] = marked(levels[0]["forward_s"], levels[0])
         line |= {f"backward {row[LEVEL]}, s": marked(row["backward_s"], row) for row in levels}
         lines.append(line | {f"peak {row[LEVEL]}, GiB": row["peak_gib"] for row in levels})
@@ -155,10 +155,10 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def _against(base: pd.DataFrame, level: pd.DataFrame) -> SimpleNamespace:
-    """By how much a level's peak is lower and its backward longer; times beside noise don't count."""
+    """By how much a level's peak is lower, its backward longer; times beside noise or of one pass don't count."""
+    base_s, level_s = (quiet(of[of["n"] > 1])["backward_s"] for of in (base, level))
     return SimpleNamespace(
-        lower=least_and_most(1 - level["peak_gib"] / base["peak_gib"]),
-        longer=least_and_most(quiet(level)["backward_s"] / quiet(base)["backward_s"] - 1),
+        lower=least_and_most(1 - level["peak_gib"] / base["peak_gib"]), longer=least_and_most(level_s / base_s - 1)
     )
 
 

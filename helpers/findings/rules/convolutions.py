@@ -6,7 +6,7 @@ from math import prod
 
 from ..account import COMPUTE
 from ..scene import Scene
-from ..summary import BOUND, ESTIMATE, MEASURED, Finding
+from ..summary import ESTIMATE, MEASURED, Finding
 from ..trace import Event, Trace
 from .products import kernels_that, short_name
 
@@ -71,7 +71,7 @@ def _by_algorithm(scene: Scene, name: str, convolutions: list[Event]) -> Finding
     work = scene.work(scene.trace.with_backward(list(map(_enclosing, convolutions))))
     evidence = f"{scene.each(len(convolutions), 'convolution')}, {scene.time(work[1])} forward and backward"
     evidence += "; what other algorithms take, no profile shows"
-    return scene.finding(name, work, scene.where(convolutions), evidence, BOUND, factor=0.3)
+    return scene.finding(name, work, scene.where(convolutions), evidence, ESTIMATE, factor=0.3)
 
 
 def _convolutions(trace: Trace) -> list[Event]:

@@ -13,7 +13,7 @@ from .. import account
 from ..account import Spans, covered, intersect, length, of, subtract, union
 from ..scene import SEVERAL, Scene, larger, totals
 from ..source_places import parsed, source_line, source_lines, user_frame
-from ..summary import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
+from ..summary import ESTIMATE, MEASURED, Finding, milliseconds
 from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, STEP, WHOLE, ZERO_GRAD, Event, Trace, aten
 from .needless import outermost
 
@@ -53,15 +53,15 @@ def unfused_optimizer(scene: Scene) -> Iterator[Finding]:
             continue
         if scene.account:
             work = larger({account.COMPUTE: scene.kernels(inner), account.IDLE: scene.idle(spans)})
-            sure, factor = BOUND, 1.0
+            factor = 1.0
         else:
-            work, sure = (account.UPDATING, intersect(spans, scene.parts[account.UPDATING])), ESTIMATE
+            work = (account.UPDATING, intersect(spans, scene.parts[account.UPDATING]))
             factor = _saved_on_a_cpu([op for op in ops if not op.within("aten::")])
         how = "foreach" if foreach else "one parameter after another"
         evidence = f"{calls:.0f} ops a step, {how}, {scene.time(spans)} of the host's time"
         remedy = {"case": "" if kind in WITH_FUSED else "not fused", "kind": kind}
         where = source_lines(scene.trace, group)
-        yield scene.finding("unfused optimizer", work, where, evidence, sure, factor, of_host=True, **remedy)
+        yield scene.finding("unfused optimizer", work, where, evidence, ESTIMATE, factor, of_host=True, **remedy)
 
 
 def _saved_on_a_cpu(ops: list[Event]) -> float:
@@ -85,8 +85,8 @@ def slow_launches(scene: Scene, explained: Spans) -> Iterator[Finding]:
         f"median kernel runs {milliseconds(median(e.us for e in kernels) / 1e3)}; the host waits for the device "
         f"{waited:.0%} of the time{'; the profile has stacks, which slow the host' if slowed else ''}"
     )
-    where, sure = _where_idle(scene, spans), ESTIMATE if slowed else BOUND
-    yield scene.finding("host slower than the device", (account.IDLE, spans), where, evidence, sure)
+    where = _where_idle(scene, spans)
+    yield scene.finding("host slower than the device", (account.IDLE, spans), where, evidence, ESTIMATE)
 
 
 def _where_idle(scene: Scene, spans: Spans) -> str:
@@ -141,7 +141,7 @@ def returned_memory(scene: Scene) -> Iterator[Finding]:
     name = again[0].name if again else "empty_cache"
     evidence = f"{scene.per_step(len(again)):.3g} calls of {name} and its like a step"
     case, where = "emptied" if emptied else "", scene.where(emptied or again)
-    yield scene.finding("memory returned and reserved again", work, where, evidence, BOUND, case=case)
+    yield scene.finding("memory returned and reserved again", work, where, evidence, ESTIMATE, case=case)
 
 
 def filled_tensors(scene: Scene) -> Iterator[Finding]:
@@ -184,7 +184,7 @@ def norms_one_by_one(scene: Scene) -> Iterator[Finding]:
     evidence = f"{scene.each(count, 'norm')}, a call for each tensor; {scene.time(spans)} with the scaling"
     evidence += "" if scene.account else ", without what these operators compute"
     where = scene.where([norms[0] for norms in loops.values()])
-    yield scene.finding("norms one by one", work, where, evidence, BOUND, of_host=True)
+    yield scene.finding("norms one by one", work, where, evidence, ESTIMATE, of_host=True)
 
 
 def missing_packages(scene: Scene) -> Iterator[Finding]:
@@ -203,7 +203,7 @@ def missing_packages(scene: Scene) -> Iterator[Finding]:
         evidence = f"{scene.each(len(calls), 'call')} of {function}, {scene.time(work[1])} forward and backward; "
         evidence += f"the library warned: {text}"
         names = ", ".join(packages)
-        yield scene.finding("missing package", work, where, evidence, BOUND, of_host=True, packages=names)
+        yield scene.finding("missing package", work, where, evidence, ESTIMATE, of_host=True, packages=names)
 
 
 def _fallback(trace: Trace, file: str, text: str) -> list[Event]:

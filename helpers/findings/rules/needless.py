@@ -24,7 +24,7 @@ from ...faults import remedy
 from ..account import IDLE, length, of, union
 from ..scene import SEVERAL, Scene, totals
 from ..source_places import by_source_line, line_or_function, others, source_line, source_lines, user_calls, user_frame
-from ..summary import BOUND, ESTIMATE, MEASURED, Finding
+from ..summary import ESTIMATE, MEASURED, Finding
 from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace, aten
 from .products import MATRICES, between
 
@@ -246,7 +246,7 @@ def dense_gradients(scene: Scene) -> Iterator[Finding]:
         evidence = f"{scene.each(len(looked_up), 'gradient')} of {rows:,.0f} rows, of which a batch reads {used:,.0f}"
         work = scene.work([*looked_up]) if scene.account else (SEVERAL, of([*looked_up, *updates]))
         where, saved = scene.where([*looked_up]), 1 - used / rows
-        yield scene.finding("dense embedding gradients", work, where, evidence, BOUND, saved)
+        yield scene.finding("dense embedding gradients", work, where, evidence, ESTIMATE, saved)
 
 
 def cast_logits(scene: Scene) -> Iterator[Finding]:
@@ -261,7 +261,7 @@ def cast_logits(scene: Scene) -> Iterator[Finding]:
         largest = max((op.shape for op in casts), key=prod)
         evidence = f"{' × '.join(f'{size:,}' for size in largest)} numbers are copied to fp32, "
         evidence += f"{4 * prod(largest) / 2**20:,.0f} MiB, {scene.time(work[1])} forward and backward"
-        yield scene.finding("logits in fp32", work, scene.where(casts), evidence, BOUND)
+        yield scene.finding("logits in fp32", work, scene.where(casts), evidence, ESTIMATE)
 
 
 def one_by_one(scene: Scene) -> Iterator[Finding]:
@@ -291,7 +291,7 @@ def one_by_one(scene: Scene) -> Iterator[Finding]:
         evidence += f"another one's result; with what is between {scene.time(spans)} forward and backward"
         work = (SEVERAL, spans) if scene.account is None else (IDLE, scene.idle(spans))
         where, saved = lines[0][0] + others(len(lines)), 1 - len(loops) / count
-        yield scene.finding(name, work, where, evidence, BOUND, saved)
+        yield scene.finding(name, work, where, evidence, ESTIMATE, saved)
 
 
 def _unrelated(trace: Trace, ops: list[Event]) -> Iterator[tuple[str, list[Event]]]:

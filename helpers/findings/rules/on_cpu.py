@@ -17,7 +17,7 @@ from ...script.settings import ONE_THREAD
 from ..account import OPERATORS, PYTHON_CODE, covered, intersect, of, subtract, union
 from ..scene import SEVERAL, Scene
 from ..source_places import BACK, by_source_line, user_frame
-from ..summary import BOUND, ESTIMATE, Finding
+from ..summary import ESTIMATE, Finding
 from ..trace import OP, Event, aten
 from . import products
 from .needless import VIEWS, outermost
@@ -156,7 +156,7 @@ def small_operators(scene: Scene, explained: list[Finding]) -> Iterator[Finding]
         lines[line.removesuffix(BACK)] += sum(medians[op.name] for op in group)
     spread = max(lines.values()) < NEARLY_ALL * sum(lines.values())
     yield replace(
-        scene.finding("small operators", (SEVERAL, spans), scene.where(small), evidence, BOUND), spread=spread
+        scene.finding("small operators", (SEVERAL, spans), scene.where(small), evidence, ESTIMATE), spread=spread
     )
 
 
@@ -178,7 +178,7 @@ def one_thread(scene: Scene) -> Iterator[Finding]:
             f"torch uses 1 of {settings['cores']} cores; {scene.time(of(ops))} in operators of over {SHARED_US} µs"
         )
         work, saved = (SEVERAL, of(ops)), 1 - 1 / settings["cores"]
-        yield scene.finding("one thread", work, settings[ONE_THREAD], evidence, BOUND, saved)
+        yield scene.finding("one thread", work, settings[ONE_THREAD], evidence, ESTIMATE, saved)
 
 
 def unfused_chains(scene: Scene) -> Iterator[Finding]:

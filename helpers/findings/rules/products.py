@@ -17,7 +17,7 @@ from ...lab.cards import likely
 from ...script.rates import TFLOPS
 from ..account import COMPUTE, OPERATORS, is_collective, length
 from ..scene import Scene, larger, totals
-from ..summary import BOUND, ESTIMATE, Finding, milliseconds
+from ..summary import ESTIMATE, Finding, milliseconds
 from ..trace import KERNEL, PYTHON, Event, Note, Trace, aten
 
 ALIGNED_TO = {"c10::Half": 8, "c10::BFloat16": 8, "float": 4}  # elements in 16 bytes
@@ -249,7 +249,7 @@ def pairs_by_broadcasting(scene: Scene) -> Iterator[Finding]:
     shape = max(pairs.values(), key=prod)
     evidence = f"{scene.each(len(pairs), 'operation')} of all pairs, up to {' × '.join(map(str, shape))} numbers, "
     evidence += f"{scene.time(work[1])} forward and backward"
-    yield scene.finding("pairs by broadcasting", work, scene.where(list(pairs)), evidence, BOUND)
+    yield scene.finding("pairs by broadcasting", work, scene.where(list(pairs)), evidence, ESTIMATE)
 
 
 def _paired(op: Event) -> list[int]:
@@ -272,7 +272,7 @@ def dense_flex_attention(scene: Scene) -> Iterator[Finding]:
     if calls:
         work = scene.work([e for call in calls for e in call.inner()])
         evidence = f"{scene.each(len(calls), 'call')} of flex_attention's dense implementation, {scene.time(work[1])}"
-        yield scene.finding("uncompiled flex_attention", work, scene.where(calls), evidence, BOUND)
+        yield scene.finding("uncompiled flex_attention", work, scene.where(calls), evidence, ESTIMATE)
 
 
 def masked_attention(scene: Scene) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ import pandas as pd
 from ...script import iterations, settings, stacks
 from ...script.stacks import place, quoted
 from ..loop import Loop, by_line, growth
-from ..summary import BOUND, ESTIMATE, MEASURED, SPECIFIC, Finding, milliseconds
+from ..summary import ESTIMATE, MEASURED, SPECIFIC, Finding, milliseconds
 from . import wall
 
 # Seen by the host's clock, on which a wait for the device counts, too
@@ -54,7 +54,7 @@ def activities(loop: Loop) -> Iterator[Finding]:
                 evidence += f"; compiled again because {again[-1]}"
             kinds = loop.beyond(activity)
             evidence += loop.mostly(kinds, share)
-            sure = BOUND if activity == stacks.EVALUATING and loop.observation.evaluations < 2 else MEASURED
+            sure = ESTIMATE if activity == stacks.EVALUATING and loop.observation.evaluations < 2 else MEASURED
             yield loop.finding(fault, share, _passed(loop, activity), evidence, sure, kinds=kinds)
 
 
@@ -101,7 +101,7 @@ def _loop_of(loop: Loop, share: float, functions: list[tuple[str, str]], where: 
     if (back := sum(loop.backward_share(*function) for function in functions)) >= LEAST_BACKWARD:
         evidence += f", and {back:.0%} for their backward pass"
         share += back
-    return loop.finding("Python loop", share, where, evidence, BOUND)
+    return loop.finding("Python loop", share, where, evidence, ESTIMATE)
 
 
 def formed_weights(loop: Loop) -> Iterator[Finding]:
@@ -113,7 +113,7 @@ def formed_weights(loop: Loop) -> Iterator[Finding]:
         again = loop.forms[loop.forms["activity"] == stacks.RECOMPUTING]["share"].sum()
         if again >= LEAST_FORMED:
             evidence += f", {again:.0%} of it where checkpoints repeat the forward pass"
-        yield loop.finding("weights formed anew", share, quoted(*where), evidence, BOUND)
+        yield loop.finding("weights formed anew", share, quoted(*where), evidence, ESTIMATE)
 
 
 def garbage_collection(loop: Loop) -> Iterator[Finding]:
@@ -144,7 +144,7 @@ def repeated_backwards(loop: Loop) -> Iterator[Finding]:
         fault, repeated = "small batches", backward + loop.activities[stacks.COMPUTING]
     else:
         return
-    yield loop.finding(fault, repeated * (1 - 1 / each), loop.dearest(stacks.BACKWARD), evidence, BOUND)
+    yield loop.finding(fault, repeated * (1 - 1 / each), loop.dearest(stacks.BACKWARD), evidence, ESTIMATE)
 
 
 def unclaimed_gradients(loop: Loop) -> Iterator[Finding]:
@@ -154,7 +154,7 @@ def unclaimed_gradients(loop: Loop) -> Iterator[Finding]:
     name, count, numbers, passed = loop.observation.unclaimed
     evidence = f"{count} weights get gradients, {numbers:.0%} of all numbers that do, and no optimizer has them"
     share = numbers * loop.activities[stacks.BACKWARD] * (0.5 if passed else 1)  # what passes on remains
-    yield loop.finding("gradients without an optimizer", share, f"weights of {name}", evidence, BOUND)
+    yield loop.finding("gradients without an optimizer", share, f"weights of {name}", evidence, ESTIMATE)
 
 
 def growing_memory(loop: Loop) -> Iterator[Finding]:
@@ -179,7 +179,7 @@ def anomaly_detection(loop: Loop) -> Iterator[Finding]:
         share = loop.activities[stacks.NOTING] + loop.activities[stacks.BACKWARD]
         evidence = f"{loop.activities[stacks.NOTING]:.0%} of the time notes tracebacks; each gradient is checked"
         where = loop.observation.settings.get(settings.ANOMALY, "")
-        yield loop.finding("anomaly detection", share, where, evidence, BOUND)
+        yield loop.finding("anomaly detection", share, where, evidence, ESTIMATE)
 
 
 def slower_and_slower(loop: Loop) -> Iterator[Finding]:
@@ -211,7 +211,7 @@ def repeated_averaging(loop: Loop) -> Iterator[Finding]:
     if each >= 1.5 and loop.activities[stacks.BACKWARD]:
         evidence = f"{each:.3g} times an iteration DistributedDataParallel averages all gradients over the ranks"
         share = (1 - 1 / each) * loop.activities[stacks.BACKWARD]
-        yield loop.finding("gradients averaged too often", share, loop.dearest(stacks.BACKWARD), evidence, BOUND)
+        yield loop.finding("gradients averaged too often", share, loop.dearest(stacks.BACKWARD), evidence, ESTIMATE)
 
 
 RULES: tuple[Callable[[Loop], Iterator[Finding]], ...] = (
@@ -270,7 +270,7 @@ def costly_line(loop: Loop, products: Mapping[str, float], findings: list[Findin
             evidence = f"{share:.0%} of the time in {group['function'].iloc[0]}, hardly any of it in matrix products"
             file, line, last = _lines_of(group)
             evidence += f"; lines {line} to {last}" if last > line else ""
-            yield loop.finding(COSTLY, share, quoted(file, line), evidence, BOUND)
+            yield loop.finding(COSTLY, share, quoted(file, line), evidence, ESTIMATE)
 
 
 def _lines_of(group: pd.DataFrame) -> tuple[str, int, int]:

@@ -15,7 +15,7 @@ from .. import account
 from ..account import Spans, intersect, length, of, subtract, union
 from ..scene import Scene, larger, totals
 from ..source_places import by_source_line, others, source_lines
-from ..summary import BOUND, MEASURED, Finding, milliseconds
+from ..summary import ESTIMATE, MEASURED, Finding, milliseconds
 from ..trace import COPY, LOADER, OP, PYTHON, Event, Note, Trace
 from . import convolutions
 
@@ -68,7 +68,9 @@ def host_waits(scene: Scene) -> Iterator[Finding]:
     count = len({enclosing_op(e) or e for e in events})
     evidence = f"{scene.each(count, 'wait')}, {scene.time(of(events))}; when they end the device idles "
     evidence += f"for {scene.time(open_gaps)} until it gets new work"
-    yield scene.finding("host synchronisation", (account.IDLE, open_gaps), where, evidence, BOUND, case=_case(worst[0]))
+    yield scene.finding(
+        "host synchronisation", (account.IDLE, open_gaps), where, evidence, ESTIMATE, case=_case(worst[0])
+    )
 
 
 def waits(scene: Scene) -> list[Event]:
@@ -195,7 +197,7 @@ def exposed_copies(scene: Scene) -> Iterator[Finding]:
         case = "ranks" if any(map(account.is_collective, scene.trace.device)) else "device"
     work = account.COPIES, intersect(of(copies), scene.account.parts[account.COPIES])
     evidence = f"{scene.each(len(chosen), 'copy')} {kind}, {scene.time(of(chosen))}"
-    yield scene.finding("exposed copies", work, scene.where(chosen), evidence, BOUND, case=case)
+    yield scene.finding("exposed copies", work, scene.where(chosen), evidence, ESTIMATE, case=case)
 
 
 def collectives(scene: Scene) -> Iterator[Finding]:
@@ -218,7 +220,7 @@ def collectives(scene: Scene) -> Iterator[Finding]:
     first, group = ranked[0]
     evidence += [f"{overlap:.0%} overlaps with compute; the time includes waits for slower ranks"]
     work, case = (account.COMMUNICATION, exposed), _collective_case(scene, first, group)
-    yield scene.finding("exposed communication", work, first, "; ".join(evidence), BOUND, case=case)
+    yield scene.finding("exposed communication", work, first, "; ".join(evidence), ESTIMATE, case=case)
 
 
 def _collective_case(scene: Scene, kind: str, group: list[Event]) -> str:

@@ -12,7 +12,7 @@ from ...script.iterations import EPOCHS, NO_CORE, PHASE, SLOW
 from ...script.observation import Observation
 from ...script.stacks import quoted, source
 from ..loop import Loop, by_line
-from ..summary import BOUND, MEASURED, Finding, Kind, milliseconds
+from ..summary import ESTIMATE, MEASURED, Finding, Kind, milliseconds
 
 OWN_RULES = (  # activities that are findings of their own
     stacks.EVALUATING, stacks.SAVING, stacks.DRAWING, stacks.LOGGING, stacks.COMPILING, stacks.LOADING, stacks.DATASET,
@@ -40,7 +40,7 @@ def slow_iterations(loop: Loop) -> Iterator[Finding]:
         file, line, function = kind.where
         evidence = f"{loop.often(kind)}; most of that passes through {function}"
         name = "work between epochs" if kind.name == EPOCHS else "slow steps"
-        yield loop.finding(name, share, quoted(file, line), evidence, BOUND, kinds={kind.name: share})
+        yield loop.finding(name, share, quoted(file, line), evidence, ESTIMATE, kinds={kind.name: share})
 
 
 def unseen(loop: Loop, kind: Kind, share: float) -> str:
@@ -68,7 +68,7 @@ def busy_cores(loop: Loop) -> Iterator[Finding]:
     where, case = "processes that the script started", "processes"
     if loading >= children:
         where, case = (quoted(*loop.observation.workers[0][:2]) if loop.observation.workers else "the loader"), ""
-    yield loop.finding("workers on the step's cores", share, where, evidence, BOUND, case, _waiting(loop, share))
+    yield loop.finding("workers on the step's cores", share, where, evidence, ESTIMATE, case, _waiting(loop, share))
 
 
 def too_many_threads(loop: Loop, share: float, evidence: str) -> Finding:
@@ -78,7 +78,7 @@ def too_many_threads(loop: Loop, share: float, evidence: str) -> Finding:
         f"; each of {workers(loop)} workers has {loop.observation.worker_threads} threads, on {cores(loop)} cores"
     )
     kinds = _waiting(loop, share)
-    return loop.finding("workers on the step's cores", share, where, evidence, BOUND, "threads", kinds)
+    return loop.finding("workers on the step's cores", share, where, evidence, ESTIMATE, "threads", kinds)
 
 
 def workers(loop: Loop) -> int:
@@ -102,7 +102,7 @@ def loader(loop: Loop) -> Iterator[Finding]:
     for file, line, often in loop.observation.loaders:
         if often >= ANEW:
             evidence = f"{often:.2g} times an iteration a loader begins anew; {evidence}"
-            yield loop.finding("new loader each batch", waits + inside, quoted(file, line), evidence, BOUND)
+            yield loop.finding("new loader each batch", waits + inside, quoted(file, line), evidence, ESTIMATE)
     worker_lines, kinds = loop.observation.workers, loop.beyond(stacks.LOADING, stacks.DATASET)
     if (threads := loop.observation.worker_threads) > 1 and threads * workers(loop) > cores(loop):
         yield too_many_threads(loop, waits + inside, evidence)
@@ -142,7 +142,7 @@ def padding(loop: Loop) -> Iterator[Finding]:
         evidence += f", {shared / positions:.0%} beyond the longest sample of their batch"
         case = "fixed"
     where = quoted(*at) if (at := loop.observation.padded_at) else "the collate function or the tokenizer"
-    yield loop.finding("padding", share, where, evidence, BOUND, case)
+    yield loop.finding("padding", share, where, evidence, ESTIMATE, case)
 
 
 RULES = (loader, padding, slow_iterations, busy_cores)

@@ -37,7 +37,7 @@ def test_accuracies_are_compared_seed_by_seed_with_an_interval():
     assert runs.points["static"].at_least(-1).outcome == "undecided"
     assert runs.points["amp"].at_most(-5).outcome == "holds"
     assert runs.over_guess.value == pytest.approx(0)
-    assert (f"{runs.lost}", f"{runs.accuracy['static']}") == ("90%", "0.960")
+    assert (f"{runs.lost}", f"{runs.accuracy['static']}") == ("90.0%", "0.960")
     assert (f"{runs.lowest}", runs.scaled.n, f"{runs.seconds['static']}") == ("0.9500", 3, "2 s")
     table = runs.table.set_index("training")
     assert table.loc["pure fp16", ["accuracy", "diverged"]].tolist() == ["–", "1 of 1"]

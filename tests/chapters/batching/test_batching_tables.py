@@ -14,8 +14,9 @@ from helpers.batching.attention import causal_attention
 from helpers.chapters import batching
 from helpers.chapters.batching import inputs, step_times
 from helpers.chapters.batching.attention import both_ways, pad, unpad
-from helpers.chapters.batching.feeds import SPREADS
+from helpers.chapters.batching.feeds import BALANCED, SPREADS
 from helpers.chapters.batching.throughput import DENSE_BATCHES, NO_PADDING
+from helpers.chapters.batching.training import BY_TOKENS
 from helpers.models import GPT2LikeModel
 from helpers.training.task import Batch
 
@@ -162,3 +163,11 @@ def test_documents_fill_the_sequence_that_attention_is_timed_on():
     offsets = inputs.packed_offsets(2048)
     assert offsets[0] == 0 and offsets[-1] == 2048
     assert (np.diff(offsets) >= 0).all()
+
+
+def test_a_loss_by_tokens_weighs_batches_of_training_alone():
+    """With a learning rate of zero both end with the weights that they began with."""
+    sizes = {"width": 32, "layers": 1, "words": 500, "samples": 48, "max_length": 64, "batch_size": 8, "epochs": 1}
+    of = [{"data": data, **sizes, "learning_rate": 0.0, "seed": 0} for data in (BALANCED, BY_TOKENS)]
+    [plain], [weighted] = map(batching.training.rows, of)
+    assert plain["validation_loss"] == weighted["validation_loss"]

@@ -17,9 +17,9 @@ def test_actions_tell_gain_and_cost_by_device_and_a_gain_without_effect_by_what_
     there = SimpleNamespace(fused=Number(1.6, TIMES, 1.5, 1.7, 9), cost=costs)
     table = SimpleNamespace(on={"cpu": here, "gpu": there}.__getitem__)
     here.measured = there.measured = True
-    [row] = changes.actions([("4. fuse", table, "fused", table, "cost")], "gpu", "cpu").to_dict("records")
+    [row] = changes.actions([("4. fuse", "none", table, "fused", table, "cost")], "gpu", "cpu").to_dict("records")
     told = {"speedup, GPU": "1.60× (1.50 to 1.70)", "speedup, CPU": "≤ 4.8 %"}
-    assert row == {"change": "4. fuse"} | told | {"memory, GPU": "0.25×", "loss, GPU": "+0.10"}
+    assert row == {"change": "4. fuse", "over": "none"} | told | {"memory, GPU": "0.25×", "loss, GPU": "+0.10"}
 
 
 def test_stages_are_compared_seed_by_seed():

@@ -100,7 +100,7 @@ def test_a_training_ends_at_the_first_evaluation_at_the_target(side):
 
 def recorded(side: str, part: str, seed: int, seconds: float, reached: bool = True, **others) -> dict:
     row = {"side": side, "part": part, "seed": seed, "training_s": seconds, "reached": str(reached), "target": 2.1}
-    row |= {"learning_rate": 2e-3, "held_out_loss": 2.0, "steps": 100, "step_ms": 50.0, "bytes_per_s": 1.0}
+    row |= {"learning_rate": 2e-3, "held_out_loss": 2.0, "steps": 100, "step_ms": 50.0, "bytes_per_s": 1.0, "million_parameters": 1.0}
     return row | {"peak_gib": 1.0, "start_s": 2.0, "curve": f"{seconds / 2}:2.5;{seconds}:2.0"} | others
 
 
@@ -121,8 +121,8 @@ def test_the_ratio_is_of_times_seed_by_seed():
 
 def test_rates_beside_the_sides_are_told_and_compilation_is_what_the_start_took_longer():
     numbers = table.of_rows(rows().assign(product_tflops=[0.1] * 3 + [0.2] * 5))
-    assert numbers.denser.value == 1 and numbers.longer.value == pytest.approx(0.1)
-    assert numbers.rates == "0.10 to 0.20 TFLOP/s" and numbers.compile.value == pytest.approx(30)
+    assert numbers.fuller.value == pytest.approx(0.1) and numbers.longer.value == pytest.approx(0.1)
+    assert numbers.machine.value == 2 and numbers.compile.value == pytest.approx(30)
 
 
 def test_a_beginner_that_was_stopped_makes_the_ratio_a_lower_bound():

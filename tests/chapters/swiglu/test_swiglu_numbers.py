@@ -13,7 +13,7 @@ from helpers.chapters.swiglu.layers import BUDGET, COMPILED, PLAIN
 def stack(level, peak, backward, dtype="float32", batch=2, seq_len=8, hidden_dim=4, num_layers=2):
     row = {"batch": batch, "seq_len": seq_len, "hidden_dim": hidden_dim, "intermediate_size": 4 * hidden_dim}
     row |= {"num_layers": num_layers, "dtype": dtype, "checkpoint_level": level}
-    return row | {"forward_s": 1.0, "backward_s": backward, "peak_gib": peak}
+    return row | {"forward_s": 1.0, "backward_s": backward, "peak_gib": peak, "n": 20}
 
 
 STACKS = pd.DataFrame(
@@ -34,6 +34,12 @@ def test_levels_are_compared_with_level_0_of_the_same_shape():
     assert sweep.table["batch"].tolist() == [2, 4]
     assert sweep.table["peak 1, GiB"].tolist() == [5, 8] and sweep.table["backward 2, s"].tolist()[0] == 2
     assert sweep.apart.measured
+
+
+def test_a_single_pass_tells_memory_and_no_time():
+    once = pd.DataFrame([stack(0, 10.0, 1.0, batch=8), stack(1, 1.0, 9.0, batch=8)]).assign(n=1)
+    sweep = swiglu.sweep.of_rows(pd.concat([STACKS, once]))
+    assert f"{sweep.level1.lower.most} {sweep.level1.longer.most}" == "90% 30%"
 
 
 def test_without_level_0_there_is_no_reduction():
