@@ -100,7 +100,14 @@ def test_a_training_ends_at_the_first_evaluation_at_the_target(side):
 
 def recorded(side: str, part: str, seed: int, seconds: float, reached: bool = True, **others) -> dict:
     row = {"side": side, "part": part, "seed": seed, "training_s": seconds, "reached": str(reached), "target": 2.1}
-    row |= {"learning_rate": 2e-3, "held_out_loss": 2.0, "steps": 100, "step_ms": 50.0, "bytes_per_s": 1.0, "million_parameters": 1.0}
+    row |= {
+        "learning_rate": 2e-3,
+        "held_out_loss": 2.0,
+        "steps": 100,
+        "step_ms": 50.0,
+        "bytes_per_s": 1.0,
+        "million_parameters": 1.0,
+    }
     return row | {"peak_gib": 1.0, "start_s": 2.0, "curve": f"{seconds / 2}:2.5;{seconds}:2.0"} | others
 
 
