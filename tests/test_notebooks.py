@@ -190,7 +190,7 @@ def _is_key(argument: ast.AST, part: ast.Constant) -> bool:
 def test_the_loop_to_copy_trains(monkeypatch):
     """As it is printed, but for the sizes and a compiler that takes no seconds."""
     (cell,) = [text for text in cells_of(NOTEBOOKS[0], "markdown") if text.startswith("```python")]
-    source = cell.removeprefix("```python\n").removesuffix("```").replace("2048", "32")
+    source = cell.removeprefix("```python\n").removesuffix("```").replace("8192", "32")
     source = source.replace("vocab_size,", "20, d_model=8, num_heads=1, num_layers=1,")
     source = source.replace('"cuda"', '"cpu"').replace("lr=3e-4", "lr=1e-3")
     source = source.replace("num_workers=2", "num_workers=0").replace("compile()", 'compile(backend="eager")')

@@ -2,13 +2,15 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from findings.made_up import LAUNCHES, diagnosis
 from findings.synthetic import HOST, STREAM, Synthetic, parse
 
 from helpers.findings import account
-from helpers.findings.caveats import _start_up, loop_warnings, own_clock
+from helpers.findings.caveats import _silent, _start_up, loop_warnings, own_clock
 from helpers.findings.diagnose import _of_slowest, _with_observed
 from helpers.findings.loop import Loop
 from helpers.findings.rules.unrecorded import FAULT_S, PAGE, growing_memory, loop_findings
@@ -147,6 +149,19 @@ def test_a_clock_that_began_with_the_first_iteration_reads_as_its_last_span_does
     assert "reads 200 ms an iteration, a step takes 100 ms" in note.text
     usual = Observation(clock=[[[FILE, 3], [FILE, 9], [*spans[:1] * 2, [9.0, 0.0, 10, False, False, False]]]])
     assert "reads 100 ms an iteration" in next(own_clock(usual, 100.0)).text
+    assert len(list(own_clock(Observation(clock=[*seen.clock, [[FILE, 4], [FILE, 8], spans]]), 100.0))) == 1
+
+
+@pytest.mark.parametrize("reason", [account.QUEUED, account.IN_WAIT])
+def test_a_device_that_idles_with_work_queued_or_waited_for_is_told_with_its_share(reason):
+    calls = [SimpleNamespace(kind="runtime", name="cudaStreamSynchronize", begin=0.0, end=900.0)]
+    idle = SimpleNamespace(idle_shares={reason: 0.3}, idle={account.IN_WAIT: [(0.0, 900.0)]})
+    scene = SimpleNamespace(account=idle, trace=SimpleNamespace(host=calls), per_step=lambda us: us)
+    with patch("helpers.findings.caveats.source_lines", lambda *_: "train.py:3"):
+        (text,) = _silent(scene)
+    assert "30% of the time" in text
+    idle.idle_shares[reason] = 0.001
+    assert list(_silent(scene)) == []
 
 
 def test_padding_is_told_with_the_rate_that_leaves_it_out():

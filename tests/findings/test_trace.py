@@ -2,6 +2,7 @@ import gzip
 import json
 import os
 import tracemalloc
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from torch.profiler import profile, record_function, schedule
 
 from helpers.findings import trace as kinds
 from helpers.findings import trace_file
-from helpers.findings.account import covered, intersect, length, subtract, timeline, union
+from helpers.findings.account import covered, intersect, length, step_windows, subtract, timeline, union
 from helpers.findings.diagnose import diagnose
 from helpers.findings.source_places import module, source_line
 from helpers.findings.trace_file import read_trace
@@ -236,3 +237,15 @@ def test_what_was_observed_may_be_damaged(text, tmp_path):
     (tmp_path / "observed.json").write_text("{")
     with pytest.raises(ValueError, match=r"damaged observed.*delete it, or profile again"):
         diagnose(tmp_path)
+
+
+def test_steps_are_those_of_the_device_from_one_steps_first_kernel_to_the_nexts():
+    """The host is three steps ahead, whose copies begin before their kernels."""
+    gpu = Synthetic()
+    for _ in range(4):
+        with gpu.step():
+            gpu.op("aten::copy_", copy="Memcpy HtoD (Pinned -> Device)", us=100.0)
+            gpu.op("aten::mm", kernel="gemm", us=900.0)
+    trace = parse(gpu.events)
+    firsts = [event.begin for event in trace.device if event.name == "gemm"]
+    assert step_windows(trace) == list(pairwise(firsts))

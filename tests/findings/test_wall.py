@@ -130,6 +130,7 @@ def test_a_weight_that_is_formed_in_each_forward_is_no_recomputed_activation():
     formed, *others = ranked(loop_findings(loop, 0.05))
     assert formed.finding == "weights formed anew" and formed.gain_share == pytest.approx(0.6) and not others
     assert "12 weights a step" in formed.evidence and formed.where.startswith("train.py:7")
+    assert "60% of the time, 50% of that where checkpoints repeat" in formed.evidence
     (checkpoints,) = loop_findings(Loop(loop.observation), 0.05)
     assert checkpoints.finding == "recomputed activations" and checkpoints.gain_share == pytest.approx(0.4)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.guard.counting import CALLS, FLOPS, LAUNCHES, MOVED, OPERATORS, PADDING, PEAK, STORED, WAITS, Counts
 from helpers.guard.places import source
-from helpers.guard.record import POSITIONS, compare, entry
+from helpers.guard.record import POSITIONS, _dumped, compare, entry
 
 TEXT = ["for batch in loader:\n", "    loss = model(batch)\n", "    loss.backward()\n", "    print(loss)\n"]
 OUTER, MODEL, BACK, PRINT = (("/home/me/loop.py", number) for number in (1, 2, 3, 4))
@@ -134,3 +134,9 @@ def test_more_operators_are_named_by_how_many_more_and_launches_by_their_lines()
     assert by_counter[OPERATORS].operators == "mm +2"
     assert by_counter[LAUNCHES].change == "3 → 5 a step"
     assert by_counter[OPERATORS].lines == by_counter[LAUNCHES].lines == ("loop.py:3 loss.backward()",)
+
+
+def test_a_record_has_a_line_for_each_number():
+    text = _dumped({"torch": {"script": {"numbers": {"memory": 1}, "lines": {"a.py": {"1": [2, 3]}}}}})
+    lines = [line.strip() for line in text.splitlines()]
+    assert '"memory": 1' in lines and '"a.py": {"1": [2, 3]}' in lines

@@ -1,6 +1,8 @@
 import importlib.metadata
+import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -95,6 +97,7 @@ def test_importing_does_no_work_and_measuring_needs_no_optional_package(tmp_path
     not_here = ["matplotlib", "IPython", "nbconvert", "nbformat", "typst", "pypandoc", "torchtext", "pyarrow"]
     program = """
 import sys
+import time
 class Block:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in sys.argv[2:]:
@@ -118,3 +121,19 @@ def test_what_this_process_starts_is_its_own():
         found = machine.descendants()
         child.kill()
     assert str(child.pid) in found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux's /proc")
+def test_cpu_time_is_that_of_the_process_and_of_its_children_that_ended():
+    subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
+    spent = os.times()
+    ticks = machine.cpu_ticks(str(os.getpid()))
+    assert ticks == pytest.approx(sum(spent[:4]) * os.sysconf("SC_CLK_TCK"), abs=10)
+    assert spent.children_user > 0 and machine.cpu_ticks("0") == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux's /proc")
+def test_what_others_use_of_the_cores_is_known_and_our_own_is_not_in_it():
+    with machine.OthersLoad() as load:
+        time.sleep(0.05)
+    assert 0 <= load.cores <= os.cpu_count()

@@ -3,8 +3,8 @@ import time
 import pytest
 import torch
 
-from helpers.lab import Disagreement, bench, compare, phases, timing
-from helpers.lab.timing import check_agreement, relative_error
+from helpers.lab import Disagreement, bench, ceilings, compare, phases, timing
+from helpers.lab.timing import Timing, check_agreement, relative_error
 
 
 def sleeping(milliseconds):
@@ -140,3 +140,9 @@ def test_the_error_is_relative_to_the_reference():
     assert relative_error(torch.tensor([3.0, 4.4]), torch.tensor([3.0, 4.0])) == pytest.approx(0.4 / 5)
     assert relative_error(torch.tensor([0.5]), torch.tensor([0.0])) == 0.5
     assert relative_error(torch.tensor([1 - 1j]), torch.tensor([1 + 1j])) == pytest.approx(2**0.5)
+
+
+def test_the_time_of_a_launch_is_that_of_many_over_their_number(monkeypatch):
+    monkeypatch.setattr(ceilings, "bench", lambda queue: queue() or Timing(20.0, 10.0, 40.0, 5, None))
+    one = ceilings.launch(10)
+    assert (one.median_ms, one.p20_ms, one.p80_ms, one.n) == (2.0, 1.0, 4.0, 5)

@@ -376,6 +376,8 @@ def test_a_line_that_computes_long_is_named_unless_it_multiplies_matrices_or_a_f
         return [(found.where, found.gain_share) for found in costly_line(loop, products, list(findings))]
 
     assert costly({"train.py:1": 0.1}) == [("train.py:1", pytest.approx(0.9))]
+    (named,) = costly_line(loop, {"train.py:1": 0.1}, [])
+    assert "lines 1 to 3" in named.evidence
     assert costly({"train.py:1": 0.6}) == [("train.py:2", pytest.approx(0.4))]
     assert costly({"train.py:1": 0.6, "train.py:2": 0.6}) == []
     explains = Finding("one-hot product", "operators", 1.0, 0.4, "train.py:1 in train", "", "", ESTIMATE)
@@ -541,15 +543,16 @@ def test_a_loop_is_named_by_the_line_that_takes_its_time_and_not_by_its_head():
 
 
 def test_a_loader_that_begins_anew_for_each_batch_is_named_by_its_line(watched):
-    first = watched(
+    found = watched(
         """
         data = torch.utils.data.TensorDataset(torch.randn(30_000, 64))
         while True:
             batch = next(iter(torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)))
             train()
         """
-    ).findings[0]
-    assert first.finding == "new loader each batch" and "train.py:14  batch = next(iter(" in first.where
+    ).findings
+    (where,) = (each.where for each in found if each.finding == "new loader each batch")
+    assert "train.py:14  batch = next(iter(" in where
 
 
 @pytest.mark.long

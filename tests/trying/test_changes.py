@@ -7,7 +7,7 @@ import pytest
 
 from helpers.findings import account
 from helpers.trying import changes
-from helpers.trying.change import Shell, last_first
+from helpers.trying.change import Call, Shell, last_first
 from helpers.trying.sides import Side, Sides, read
 
 SCRIPT = (Path(__file__).parents[2] / "data" / "tried" / "classifier.py").read_text()
@@ -100,3 +100,14 @@ def test_an_optimizer_that_steps_one_tensor_after_another_is_fused_also_where_th
 def test_a_change_acts_on_parts_that_a_profile_has():
     parts = {value for name, value in vars(account).items() if name.isupper() and isinstance(value, str)}
     assert {part for change in changes.ALL.values() for part in change.parts} <= parts
+
+
+def test_a_call_is_replaced_where_it_stands_and_its_function_kept():
+    text = "a = 1\nb = f(a, g(2))  # why\nc = 3\n"
+    changed = Call(("train.py", 2), "f", "wrapped({})").changed(text)
+    assert changed == "a = 1\nb = wrapped(f)  # why\nc = 3\n"
+
+
+def test_autocast_is_for_models_in_fp32():
+    model = {"name": "model", "device": "cpu", "dtype": "torch.float32"}
+    assert changes.Autocast().code(model) and not changes.Autocast().code(model | {"dtype": "torch.bfloat16"})

@@ -134,6 +134,7 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         over_balanced=faster(same, BALANCED, packed),
         over_longest=faster(same, BIG_BRAIN, packed),
         balanced_over_longest=faster(BALANCED, BIG_BRAIN),
+        packs_over_longest=faster(packed, BIG_BRAIN),
         alone=faster(same, BRAIN, packed),
         kernel=faster(packed, same, packed, kernel=True),
         kernel_name=_kernel_of(packed),

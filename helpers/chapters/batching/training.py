@@ -119,6 +119,7 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, steps: pd.DataFrame) -> Simple
     noisy = groups["noisy"].agg(lambda why: "; ".join(filter(None, why.fillna("").astype(str))))
     shown["train_s"] = [marked(value, {"noisy": why}) for value, why in zip(shown["train_s"], noisy, strict=True)]
     shown.columns = [name.removeprefix("validation_").replace("guess_", "guess ") for name in shown]
+    shown = shown.rename(columns={"train_s": "last epoch, s" if rows["epochs"].iloc[0] > 1 else "train, s"})
     losses, seconds = (
         rows.pivot(index="seed", columns="data", values=name).reindex(columns=STEPS)
         for name in ("validation_loss", "train_s")

@@ -27,7 +27,7 @@ from ...lab import Row, device
 from ...lab.estimate import LUCK, NONE, UNDECIDED
 from ...rush import CPU_LADDER, LADDER
 from ...rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS, first_loss
-from ...rush.rates import FLOAT8, float8_share, flops_per_token, matmul_share, parameters, product_type, recorded_rates
+from ...rush.rates import flops_per_token, parameters, product_type, recorded_rates
 from ...rush.setup import CHANGES, LADDERS, START, Setup, climb, stands_on
 from ..swiglu.ceilings import ceilings
 from . import setups
@@ -87,14 +87,14 @@ HEADS = {"gain": "speedup", "mfu": "MFU", "matmul_share": "share of matmul rate"
 def _(rows: pd.DataFrame, ceilings: pd.DataFrame, trials: pd.DataFrame, peers: pd.DataFrame) -> SimpleNamespace:
     """Each rung against its baseline, by `trials` where there are any, and against matrix products of its own type.
 
-    Their rates are those of the recorded `ceilings`, which all else is compared with, too.
+    Their rate is that of the row's own process: a card's differs from day to day.
     `best` is what the best rung reaches in all timings of its setup, also in those beside its peers; `gains` are over
     the baselines, and `rung` has some of these by name.
     """
     kind, first = kind_of(rows), rows.iloc[0]
     _, left = LADDERS[kind]
     trials = _trials(rows, trials)
-    measured = _rungs(rows, trials, _rates(rows, ceilings))
+    measured = _rungs(rows, trials)
     apart = _trains_apart(measured, left)
     no_gain = lacking("a gain at the same loss", TIMES)
     measured["gain"] = [no_gain if other else gain for other, gain in zip(apart, measured["gain"], strict=True)]
@@ -117,7 +117,7 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, trials: pd.DataFrame, peers: p
         largest=[SimpleNamespace(rung=name, gain=gain) for name, gain in most],
         total=total,
         product=derived(math.prod(float(kept[name]) for name in climbed), "product of gains", decimals=1),
-        best=_reached(best, first, _timings(best, trials, peers), _slowed(best, ceilings)),
+        best=_reached(best, first, _timings(best, rows, trials, peers), _slowed(best, ceilings)),
         again=_again(rows),
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
         losses=_losses(measured, apart, kind),
@@ -188,6 +188,7 @@ def _by_name(
         in_16_bits=chained(*mixed),
         batch4=gains.get("batch 4", lacking("batch 4", TIMES)),
         batch1=_speedup(rows, trials, "bf16 residual stream", START),
+        batch4_best=_speedup(rows, trials, "batch 4", "bf16 residual stream"),
         products={
             name: Number(products_ms.get(NAMED[name], math.nan), "ms", missing=name, decimals=0) for name in NAMED
         },
@@ -203,10 +204,15 @@ def _again(rows: pd.DataFrame) -> SimpleNamespace:
     rung = apart.abs().idxmax() if len(apart) else ""
     own, below = both.loc[rung, ["step_ms", "baseline_ms"]] if rung else (math.nan, math.nan)
     own_ms, below_ms = (Number(ms, "ms", missing="pairs", decimals=1) for ms in (own, below))
-    return SimpleNamespace(rung=rung, own=own_ms, below=below_ms, **_power(single.loc[rung] if rung else rows.iloc[0]))
+    gain = derived(float(single.at[rung, "baseline_ms"]) / below, "two trials", TIMES, 2) if rung else lacking("pairs")
+    return SimpleNamespace(
+        rung=rung, own=own_ms, below=below_ms, gain=gain, **_power(single.loc[rung] if rung else rows.iloc[0])
+    )
 
 
-def _reached(best: pd.Series, first: pd.Series, timings_ms: Iterable[float], slowed: float) -> SimpleNamespace:
+def _reached(
+    best: pd.Series, first: pd.Series, timings: Iterable[tuple[float, float]], slowed: float
+) -> SimpleNamespace:
     """The best rung's tokens/s and its share of the matmul rate: the median of its timings, the least and the largest.
 
     `causal` is the share if half of attention's operations count, `of_fastest` that of what such a product reaches
@@ -214,8 +220,9 @@ def _reached(best: pd.Series, first: pd.Series, timings_ms: Iterable[float], slo
     """
     operations = flops_per_token(first["model"], int(first["sequence"]))
     causal = (operations + 6 * parameters(first["model"])) / 2 / operations
-    rates = pd.Series([best["tokens/s"] * best["step_ms"] / ms for ms in timings_ms])
-    shares = rates * best["matmul_share"] / best["tokens/s"]
+    took = pd.DataFrame(timings, columns=["ms", "tflops"])
+    rates = best["tokens/s"] * best["step_ms"] / took["ms"]
+    shares = rates / best["tokens/s"] * best["matmul_share"] * best["product_tflops"] / took["tflops"]
     return SimpleNamespace(
         rung=best["rung"],
         rate=_range(rates, "tokens/s"),
@@ -269,12 +276,18 @@ def _best(rungs: pd.DataFrame, trials: pd.DataFrame) -> pd.Series:
     return rungs.loc[rungs["rung"] == whole[-1]].iloc[0] if whole else rungs.loc[rungs["tokens/s"].idxmax()]
 
 
-def _timings(best: pd.Series, trials: pd.DataFrame, peers: pd.DataFrame) -> Iterator[float]:
-    """Milliseconds of a step of the best rung, wherever they were recorded."""
-    yield best["step_ms"]
-    yield from trials.reindex(columns=["rung", "median_ms"]).query("rung == @best.rung")["median_ms"].dropna()
+def _timings(
+    best: pd.Series, rows: pd.DataFrame, trials: pd.DataFrame, peers: pd.DataFrame
+) -> Iterator[tuple[float, float]]:
+    """Milliseconds of a step of the best rung, wherever they were recorded, and the rate of products on that day."""
+    rate = best["product_tflops"]
+    yield best["step_ms"], rate
+    alike = [_type(step, kind_of(rows)) == _type(best["rung"], kind_of(rows)) for step in rows["step"]]
+    by_day = rows[alike].groupby("date")["product_tflops"].max() if "date" in rows else {}
+    again = trials[trials["rung"] == best["rung"]].reindex(columns=["median_ms", "date"]).dropna(subset="median_ms")
+    yield from ((ms, by_day.get(day, rate)) for ms, day in again.itertuples(index=False))
     if len(peers) and not best["rung"].startswith("batch "):  # the peers' is smaller
-        yield from peers.loc[~peers["variant"].str.endswith(ALIKE), "baseline_ms"]
+        yield from ((ms, rate) for ms in peers.loc[~peers["variant"].str.endswith(ALIKE), "baseline_ms"])
 
 
 def _range(values: pd.Series, unit: str) -> Number:
@@ -291,32 +304,11 @@ def _type(rung: str, kind: str) -> str:
     return product_type(climb(Setup(model=setups.TINY), kind)[rung].precision)
 
 
-def _rates(rows: pd.DataFrame, ceilings: pd.DataFrame) -> dict[str, float]:
-    """TFLOP/s of products by type: the recorded ceilings; of a type that they lack, the best that a rung measured."""
-    types = rows["step"].map(lambda rung: _type(rung, kind_of(rows)))
-    known = recorded_rates(ceilings) if len(ceilings) else {}
-    return rows.groupby(types)["product_tflops"].max().to_dict() | known
-
-
-def _shares(rows: pd.DataFrame, rates: dict[str, float]) -> list[float]:
-    """Each rung's share of the rate of products in its own type, its float8 products by float8's."""
-    model, sequence, kind = rows["model"].iloc[0], int(rows["sequence"].iloc[0]), kind_of(rows)
-    flops, setups = flops_per_token(model, sequence), climb(Setup(model=model, sequence=sequence), kind)
-    shares = []
-    for rung, tokens_per_s in zip(rows["step"], rows["tokens_per_s"], strict=True):
-        float8 = float8_share(model, sequence) if setups[rung].float8 != "none" and FLOAT8 in rates else 0.0
-        tflops = rates[_type(rung, kind)]
-        shares.append(matmul_share(flops * tokens_per_s, tflops, rates.get(FLOAT8, 0.0), float8))
-    return shares
-
-
-def _rungs(rows: pd.DataFrame, trials: pd.DataFrame, rates: dict[str, float]) -> pd.DataFrame:
+def _rungs(rows: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
     """The measured rungs in the ladder's order, each with its baseline and its speedup over that."""
     kind = kind_of(rows)
     order = [name for name in (START, *LADDERS[kind][0]) if name in set(rows["step"])]
-    tflops = [rates[_type(rung, kind)] for rung in rows["step"]]
-    rungs = rows.assign(matmul_share=_shares(rows, rates), product_tflops=tflops)
-    rungs = rungs.set_index("step", drop=False).loc[order]
+    rungs = rows.set_index("step", drop=False).loc[order]
     rungs = rungs.rename(columns={"step": "rung", "tokens_per_s": "tokens/s"}).reset_index(drop=True)
     rungs["baseline"] = [None if name == START else stands_on(name, kind) for name in order]
     return rungs.assign(gain=[_speedup(rows, trials, n, b) for n, b in zip(order, rungs["baseline"], strict=True)])

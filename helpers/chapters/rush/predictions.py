@@ -49,7 +49,8 @@ def scaling() -> SimpleNamespace:
         for name, cluster in (("nvlink", "NVLink 4"), ("pcie", "PCIe 5"))
     }
     of_few["task"] = {ranks: derived(share, about, PERCENT, 0) for ranks, share in task.items()}
-    return SimpleNamespace(efficiency=efficiency.reset_index(), **of_few)
+    rates = {each.name: derived(each.gb_s, "published rate of collectives", "GB/s", 0) for each in fit.CLUSTERS}
+    return SimpleNamespace(efficiency=efficiency.reset_index(), rates=rates, **of_few)
 
 
 def _computing(gpu: str, cluster: Link, ranks: int, batch: int = 1, **job: Any) -> float:

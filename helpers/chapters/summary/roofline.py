@@ -16,7 +16,7 @@ from ..swiglu.ceilings import ceilings
 # FLOPs an element, counted in the formulas: a norm forward (square, sum, two products) and backward, a step of AdamW
 NORM_FLOPS, ADAM_FLOPS = 4 + 8, 14
 NORM_BYTES = 5 * 2  # an element in bf16: x and y forward, x and both gradients backward
-SAME_RATE = 0.1  # types whose rates differ by less share a line
+SAME_RATE = 0.02  # types whose rates differ by less share a line
 
 
 @numbers_of([ceilings, modules])

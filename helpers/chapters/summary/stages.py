@@ -140,7 +140,8 @@ def _compiled(rows: pd.DataFrame, before: str) -> SimpleNamespace:
 def _staircase(rows: pd.DataFrame, names: list[str], gains: dict[str, Number]) -> pd.DataFrame:
     stages = rows.groupby("stage")
     means, deviation = stages.mean(numeric_only=True).reindex(names), stages.std(numeric_only=True).reindex(names)
-    table = pd.DataFrame({"stage": ["start", *(f"+ {name}" for name in names[1:])]}, index=means.index)
+    on_cpu = {"fused norm and optimizer": "fused optimizer"} if (rows["preset"] == "cpu").all() else {}
+    table = pd.DataFrame({"stage": ["start", *(f"+ {on_cpu.get(n, n)}" for n in names[1:])]}, index=means.index)
     table["wall time, s"] = means["train_s"]
     shown = [gains.get(name, lacking("before the start", TIMES)) for name in names]
     table["speedup"] = [f"{gain:bare}" if gain.measured else "–" for gain in shown]

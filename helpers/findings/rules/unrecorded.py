@@ -112,7 +112,7 @@ def formed_weights(loop: Loop) -> Iterator[Finding]:
         evidence = f"{often:,.3g} weights a step are formed anew before their product, {share:.0%} of the time"
         again = loop.forms[loop.forms["activity"] == stacks.RECOMPUTING]["share"].sum()
         if again >= LEAST_FORMED:
-            evidence += f", {again:.0%} of it where checkpoints repeat the forward pass"
+            evidence += f", {again / share:.0%} of that where checkpoints repeat the forward pass"
         yield loop.finding("weights formed anew", share, quoted(*where), evidence, ESTIMATE)
 
 

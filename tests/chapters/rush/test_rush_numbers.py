@@ -7,7 +7,6 @@ import pytest
 
 from helpers.chapters import rush
 from helpers.chapters.rush import predictions
-from helpers.chapters.rush.ladder import _shares
 from helpers.chapters.rush.transformers_llama import ALIKE
 from helpers.rush.setup import START
 
@@ -43,19 +42,19 @@ def test_a_rung_gains_over_its_baseline_and_the_start():
     assert named.without.none == "none"
 
 
-def test_each_rung_is_compared_with_the_rate_of_products_in_its_own_type():
-    """As recorded on an H200: the plain loop is bound by its fp32 products, which is why TF32 brings most."""
-    tokens_per_s = {START: 4904.73, "TF32": 14479.1, "batch 8": 67480.5, "float8": 74813.4}
+def test_a_rungs_share_is_of_the_rate_of_products_on_its_own_day():
+    """As recorded on an H200, whose products ran at two rates on two days."""
+    tokens_per_s = {START: 4904.73, "TF32": 14479.1, "batch 8": 67480.5}
     rows = rungs(tokens_per_s, model="llama-3.2-1b", sequence=2048, preset="big-gpu")
-    rates = {"float32": 51.3, "tf32": 352.4, "bfloat16": 680.2, "float8_e4m3fn": 1309.5}
-    ceilings = pd.DataFrame([{"dtype": name, "size": 8192, "tflops": rate} for name, rate in rates.items()])
-    named = ladder(rows, ceilings.assign(median_ms=1.0, p20_ms=0.87))
+    rows = rows.assign(date=["1", "1", "2"], product_tflops=[51.3, 352.0, 680.2], matmul_share=[0.786, 0.338, 0.815])
+    rows = pd.concat([rows, rows.iloc[2:].assign(step="bf16 residual stream", date="3", product_tflops=694.6)])
+    whole = {"baseline": START, "rung": "batch 8", "ratio": 0.07, "low": 0.06, "high": 0.08, "pairs": 8}
+    trial = pd.DataFrame([whole | {"median_ms": rows["step_ms"].iloc[2] * 680.2 / 694.6, "date": "3"}])
+    ceilings = pd.DataFrame([{"dtype": "bfloat16", "size": 8192, "tflops": 680.2, "median_ms": 1.0, "p20_ms": 0.87}])
+    named = ladder(rows, ceilings, trial)
+    assert f"{named.start_share}" == "79%" and f"{named.best.share}" == "82% (81 to 82)"
+    assert named.best.share.low == pytest.approx(named.best.share.high)
     assert named.best.of_fastest.value == pytest.approx(0.87 * named.best.share.value)
-    assert f"{named.start_share}" == "79%"
-    shares = pd.concat([named.rungs.set_index("rung")["share of matmul rate"]])
-    assert shares["TF32"] == pytest.approx(0.338, abs=1e-3) and shares["batch 8"] == pytest.approx(0.815, abs=1e-3)
-    in_bf16_alone = 74813.4 / 67480.5 * shares["batch 8"]
-    assert 0.5 < _shares(rows, rates)[3] < in_bf16_alone  # only the blocks' products are in float8
 
 
 def test_a_trial_of_two_rungs_goes_before_their_rows_and_says_which_are_undecided():
@@ -138,13 +137,6 @@ def test_a_ladder_without_its_first_rung_has_no_total():
     of_start = named.total, named.start_share, named.losses.start, named.losses.apart
     assert not any(number.measured for number in of_start)
     assert named.best.rung == "fused AdamW" and not ladder(rungs({START: 1.0})).largest[0].gain.measured
-
-
-def test_shares_are_of_the_best_product_rate_in_the_rungs_type():
-    rows = rungs()
-    share = ladder(rows).rungs["share of matmul rate"]
-    assert share.iloc[0] / share.iloc[2] == pytest.approx(100 / 150 * 0.9 / 0.2)
-    assert float(ladder(rows).best.share) == pytest.approx(share.iloc[-2])
 
 
 def test_peers_with_equal_features_have_a_number_of_their_own():

@@ -23,7 +23,14 @@ def test_actions_tell_gain_and_cost_by_device_and_a_gain_without_effect_by_what_
 
 
 def test_stages_are_compared_seed_by_seed():
-    row = {"way": "cumulative", "real_tokens_per_s": 1.0, "step_ms": 1.0, "peak_gib": 1.0, "validation_loss": 5.0}
+    row = {
+        "way": "cumulative",
+        "preset": "cpu",
+        "real_tokens_per_s": 1.0,
+        "step_ms": 1.0,
+        "peak_gib": 1.0,
+        "validation_loss": 5.0,
+    }
     row |= {"validation_accuracy": 0.2, "constant_accuracy": 0.1, "real_tokens": 9, "steps": 3}
     times = {"none": (8.0, 12.0), "mixed precision": (4.0, 6.1), "compile": (2.0, None)}
     rows = [
