@@ -376,8 +376,6 @@ def test_a_line_that_computes_long_is_named_unless_it_multiplies_matrices_or_a_f
         return [(found.where, found.gain_share) for found in costly_line(loop, products, list(findings))]
 
     assert costly({"train.py:1": 0.1}) == [("train.py:1", pytest.approx(0.9))]
-    (named,) = costly_line(loop, {"train.py:1": 0.1}, [])
-    assert "lines 1 to 3" in named.evidence
     assert costly({"train.py:1": 0.6}) == [("train.py:2", pytest.approx(0.4))]
     assert costly({"train.py:1": 0.6, "train.py:2": 0.6}) == []
     explains = Finding("one-hot product", "operators", 1.0, 0.4, "train.py:1 in train", "", "", ESTIMATE)
