@@ -125,14 +125,14 @@ def test_what_is_opened_for_each_sample_is_to_be_kept(tmp_path):
 
 
 def test_a_weight_that_is_formed_in_each_forward_is_no_recomputed_activation():
-    lines = line(RECOMPUTING, 0.3, 7, "weight"), line(COMPUTING, 0.3, 7, "weight"), line(RECOMPUTING, 0.1, 9)
+    lines = line(RECOMPUTING, 0.45, 7, "weight"), line(COMPUTING, 0.15, 7, "weight"), line(RECOMPUTING, 0.1, 9)
     loop = Loop(observed(*lines, line(BACKWARD, 0.3)), forming={"train.py:7": 12.0})
     formed, *others = ranked(loop_findings(loop, 0.05))
     assert formed.finding == "weights formed anew" and formed.gain_share == pytest.approx(0.6) and not others
     assert "12 weights a step" in formed.evidence and formed.where.startswith("train.py:7")
-    assert "60% of the time, 50% of that where checkpoints repeat" in formed.evidence
+    assert "60% of the time, 75% of that where checkpoints repeat" in formed.evidence
     (checkpoints,) = loop_findings(Loop(loop.observation), 0.05)
-    assert checkpoints.finding == "recomputed activations" and checkpoints.gain_share == pytest.approx(0.4)
+    assert checkpoints.finding == "recomputed activations" and checkpoints.gain_share == pytest.approx(0.55)
 
 
 class Quantized(nn.Module):
