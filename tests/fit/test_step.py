@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import ProfilerActivity, profile
 
 from helpers import book
 from helpers.chapters.rush.setups import BEFORE_LENGTHS
 from helpers.fit import count, step_time
-from helpers.fit.fused import Compiler
+from helpers.fit.fused import Compiler, _over_rows
 from helpers.fit.meter import Kernel, Meter
 from helpers.fit.step import EXPONENTIALS, OPERATOR_LAUNCHES, SHARES, Count, count_step, counted, seconds
 from helpers.kernels.swaps import COMPILED as COMPILED_NORM
@@ -192,3 +193,18 @@ def test_an_optimizer_within_backward_moves_its_own_bytes_and_keeps_no_gradients
         kept[optimizer] = counted_step.peaks[-1].parts.get("gradients", 0)
     assert moved["in backward"] == pytest.approx(moved["fused"], rel=0.01)
     assert kept["in backward"] == 0 < kept["fused"]
+
+
+@pytest.mark.parametrize(
+    ("reduce", "over_rows"),
+    [
+        (lambda x: x.sum(0), True),
+        (lambda x: x.sum(), True),
+        (lambda x: x.sum(-1), False),
+        (lambda x: x.sum(-1, keepdim=True), False),
+        (lambda x: x + 1, False),
+    ],
+)
+def test_reductions_over_rows_are_told_from_those_within_a_row(reduce, over_rows):
+    graph = make_fx(reduce, tracing_mode="fake")(torch.ones(4, 6)).graph
+    assert [_over_rows(node) for node in graph.nodes if node.op == "call_function"][-1] == over_rows

@@ -1,6 +1,7 @@
 """The answer as people and programs read it: what takes the time, what helped, what did not, and what is left."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,10 @@ def test_the_exit_code_tells_the_verdict(verdict, code, monkeypatch, tmp_path, c
     assert main(["try", "--markdown", "-", "--against", "train.py", "train.py"]) == code
     out, err = capsys.readouterr()
     assert out.startswith("### ") and err == ("dlspeed: no data\n" if code == 1 else "")
+
+
+def test_a_change_that_failed_leaves_its_finding_to_the_user():
+    failed = Tried("optimizer", "change", math.nan, math.nan, math.nan, "failed")
+    slow = (finding("unfused optimizer", 0.2),)
+    assert [row["finding"] for row in result(failed, findings=slow).yours] == ["unfused optimizer"]
+    assert result(FASTER, findings=slow).yours == []
