@@ -129,6 +129,7 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, steps: pd.DataFrame) -> Simple
         marks = any(noisy.get(name) for name in (data, baseline))
         return replace(over_runs(seconds[baseline], seconds[data]), noisy=marks)
 
+    accuracy = rows.replace({"data": {WEIGHTED: BY_TOKENS}}).groupby("data")["validation_accuracy"].mean()
     first, seeds = rows.iloc[0], rows["seed"].nunique()
     source = first["source"].partition(",")[0]
     return SimpleNamespace(
@@ -146,10 +147,7 @@ def _(rows: pd.DataFrame, ceilings: pd.DataFrame, steps: pd.DataFrame) -> Simple
             f"{name}_gap": _gap(losses[data] - losses[BIG_BRAIN], data)
             for name, data in (("balanced", BALANCED), ("packed", PACKED))
         },
-        accuracy=rows.replace({"data": {WEIGHTED: BY_TOKENS}})
-        .groupby("data")["validation_accuracy"]
-        .mean()
-        .map(lambda mean: Number(mean, PERCENT, decimals=1)),
+        accuracy={data: Number(accuracy.get(data, math.nan), PERCENT, missing=data, decimals=1) for data in DATA},
         each=_steps(rows, ceilings, steps),
         cost=SimpleNamespace(balanced=_cost(rows, BALANCED), packed=_cost(rows, PACKED)),
     )
