@@ -66,7 +66,7 @@ def test_a_peer_is_timed_beside_ours_and_their_losses_are_of_the_same_tokens(mon
     assert row["baseline"] == "ours"
     assert (
         1 / 3 < row["ratio"] / (row["median_ms"] / row["baseline_ms"]) < 3
-    )  # of other moments beside a busy neighbour
+    )  # of other moments
     assert row["loss"] == pytest.approx(row["ours_loss"], abs=1e-2)
 
 
