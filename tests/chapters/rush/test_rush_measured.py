@@ -64,9 +64,7 @@ def test_a_peer_is_timed_beside_ours_and_their_losses_are_of_the_same_tokens(mon
     monkeypatch.setattr(transformers_llama, "training_step", lambda variant, setup: build_trainer(setup).step)
     row = rush.peers.measure(model="tiny", sequence=64, variant="transformers")
     assert row["baseline"] == "ours"
-    assert (
-        1 / 3 < row["ratio"] / (row["median_ms"] / row["baseline_ms"]) < 3
-    )  # of other moments
+    assert 1 / 3 < row["ratio"] / (row["median_ms"] / row["baseline_ms"]) < 3  # of other moments
     assert row["loss"] == pytest.approx(row["ours_loss"], abs=1e-2)
 
 
