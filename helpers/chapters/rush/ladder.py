@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -172,17 +171,15 @@ def _trains_apart(measured: pd.DataFrame, left: dict[str, str]) -> pd.Series:
 def _by_name(
     rows: pd.DataFrame, trials: pd.DataFrame, gains: dict[str, Number], rungs: pd.DataFrame
 ) -> SimpleNamespace:
-    """Gains by name: `attention` in memory, `in_16_bits` over fp32, `compile_steps` until compiling has paid."""
-    flash, compiled = NAMED["flash"], NAMED["compiled"]
+    """Gains by name: `in_16_bits` is over fp32, `compile_steps` until compiling has paid."""
+    compiled = NAMED["compiled"]
     mixed = [gains.get(rung, lacking(rung, TIMES)) for rung in (MIXED, stands_on(MIXED, kind_of(rows)))]
-    before, after = (pick(rungs, "peak_gib", rung=name) for name in (stands_on(flash, kind_of(rows)), flash))
     compile_s = pick(rungs, "compile_s", "s", 0, rung=compiled)
     saved_ms = float(pick(rungs, "step_ms", rung=compiled)) * (float(gains.get(compiled, math.nan)) - 1)
     steps = derived(1e3 * float(compile_s) / saved_ms, "time to compile over time saved", "", 0)
     products_ms = (rungs["matmul_share"] * rungs["step_ms"]).set_axis(rungs["rung"])
     return SimpleNamespace(
         **{name: gains.get(rung, lacking(rung, TIMES)) for name, rung in NAMED.items()},
-        attention=replace(over(before, after), derivation="allocated bytes"),
         compile_s=compile_s,
         compile_steps=steps if saved_ms > 0 else lacking("a compiled rung in pairs"),
         in_16_bits=chained(*mixed),

@@ -88,10 +88,6 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         after: over_runs(by_run(before, "train_s"), by_run(after, "train_s"))
         for before, after in itertools.pairwise(best)
     }
-    ranked = [
-        SimpleNamespace(stage=name, gain=gains[name]) for name in sorted(gains, key=lambda name: -gains[name].value)
-    ]
-    ranked = ranked or [SimpleNamespace(stage="", gain=lacking("a stage", TIMES))]
     apart = by_run(end, "validation_loss") - by_run(start, "validation_loss")  # both begin with the same weights
     return SimpleNamespace(
         first=_scores(rows, start),
@@ -99,8 +95,6 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         all=over_runs(by_run(start, "train_s"), by_run(end, "train_s")),
         all_steady=over_runs(by_run(end, "real_tokens_per_s"), by_run(start, "real_tokens_per_s")),
         gains=gains,
-        largest=ranked[0],
-        smallest=ranked[-1],
         reached=bool(len(apart.dropna())) and bool((apart.dropna() <= 0).all()),  # the first's last loss, by the last
         cost=cost(rows, "stage", end, start),
         loss_apart=SimpleNamespace(mean=Number(apart.mean(), decimals=3), std=Number(apart.std(), decimals=3)),
