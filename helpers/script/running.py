@@ -68,6 +68,7 @@ def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
     """
     home = Path.cwd() if isinstance(program, str) else Path(program.co_filename).resolve().parent
     path, main, folder = list(sys.path), sys.modules["__main__"], Path.cwd()
+    gradients = torch.is_grad_enabled()
     if not sys.flags.safe_path:
         sys.path[0] = str(home)
     try:
@@ -87,6 +88,7 @@ def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
         return end.code
     finally:
         sys.path[:], sys.modules["__main__"] = path, main
+        torch._C._set_grad_enabled(gradients)  # off if the script was stopped while its optimizer put them on again
         os.chdir(folder)
         end_loader_workers()
     return None

@@ -255,6 +255,19 @@ def test_the_script_is_stopped_past_its_handlers_and_its_last_blocks_run(script,
     assert capsys.readouterr().out == "finally\n"
 
 
+def test_a_script_that_is_stopped_with_gradients_off_leaves_them_on(script):
+    body = """
+    optimizer = optimizer()
+    while True:
+        with torch.enable_grad():
+            loss().backward()
+        torch.set_grad_enabled(False)
+        optimizer.step()
+    """
+    watch(script(body))
+    assert torch.is_grad_enabled()
+
+
 def test_the_diagnosis_is_printed_where_the_script_had_not_redirected_it(script, capsys):
     assert main(["profile", "--steps", "2", script("import io; sys.stdout = io.StringIO()" + PLAIN)]) == 0
     assert "2 steps" in capsys.readouterr().out
