@@ -9,7 +9,7 @@ from typing import Any
 
 from ..faults import remedy
 from . import account
-from .account import Account, Spans, intersect, length, of, subtract, union
+from .account import Account, Spans, intersect, length, of, subtract
 from .source_places import by_source_line, others, source_lines
 from .summary import Finding, milliseconds
 from .trace import KERNEL, OP, Event, Trace
@@ -67,9 +67,7 @@ class Scene:
 
     def idle(self, spans: Spans) -> Spans:
         """What of the spans holds the step up: all where the host does throughout, and on a CPU; else the idle time."""
-        if self.account is None:
-            return intersect(spans, union([(s.begin, s.end) for s in self.trace.steps]))
-        if self.host_bound:
+        if self.account is None or self.host_bound:
             return spans
         return intersect(spans, subtract(self.account.parts[account.IDLE], self.account.idle[account.START_UP]))
 

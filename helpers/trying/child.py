@@ -43,9 +43,9 @@ class Steps(Turns):
     def step_done(self) -> None:
         if not self._ended:
             super().step_done()
-        elif self._left_out:
-            self._left_out -= 1
-        else:
+            return
+        self._left_out -= 1
+        if not self._left_out:
             self._began += time.perf_counter() - self._ended
             self._ended = 0.0
 

@@ -124,6 +124,20 @@ def test_a_loss_in_separate_ops_is_named_where_its_tensors_are_too_large_for_the
         assert 0.2 < gained["unfused elementwise operations"].gain_share < 0.75
 
 
+def test_a_chain_without_a_backward_pass_is_not_named():
+    x = torch.randn(64, 8192, requires_grad=True)
+    assert "unfused elementwise operations" in gains(lambda: x.exp().log().tanh().sum().backward())
+    assert "unfused elementwise operations" not in gains(torch.no_grad()(lambda: x.exp().log().tanh()))
+
+
+def test_what_each_step_builds_alike_is_constant_which_one_step_cannot_show():
+    def step():
+        return (torch.ones(64, 64).tril() * 2).sum()
+
+    names = {n: {f.finding for f in diagnose(record(step, steps=n), least=0.0).findings} for n in (1, 3)}
+    assert "repeated constant work" in names[3] - names[1]
+
+
 @pytest.mark.parametrize(("width", "saved"), [(8, 0.93), (2048, 2 / 3)])
 def test_an_unfused_optimizer_gains_its_calls_and_the_traffic_that_a_fused_one_saves(width, saved):
     model = nn.Linear(width, width)

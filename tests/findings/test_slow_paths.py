@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from helpers.findings.diagnose import diagnose
+from helpers.findings.rules import needless
 from helpers.findings.trace_file import read_trace
 from helpers.script import hooks, windows
 from helpers.script.settings import Settings
@@ -84,6 +85,12 @@ def test_products_of_passes_that_need_not_each_other_are_one_by_one_and_layers_a
     assert "12 in a loop" in finding.evidence and finding.gain_ms > 0
     for model in (Layers(), Recurrence()):
         assert "products one by one" not in found(lambda model=model: model(x))
+
+
+def test_members_of_a_graph_are_on_one_level_however_far_the_rest_goes_back():
+    graph = {1: [], 2: [0], 3: [1], 4: [2, 3], 5: [4]}
+    members = {number: f"op {number}" for number in (1, 2, 4, 5)}
+    assert needless._levels(members, graph) == [["op 1", "op 2"], ["op 4"], ["op 5"]]
 
 
 def test_micro_batches_of_a_backward_pass_each_are_not_one_by_one():

@@ -22,6 +22,13 @@ def test_the_environment_says_what_is_measured_by_what():
         assert facts[name]
 
 
+def test_the_driver_is_that_of_the_first_card(monkeypatch):
+    monkeypatch.setattr(machine, "_output", lambda *command: "570.86.15\n570.90.00")
+    assert machine._driver() == "570.86.15"
+    monkeypatch.setattr(machine, "_output", lambda *command: "")
+    assert machine._driver() == "unknown"
+
+
 def test_peers_are_looked_up_without_importing_them(tmp_path, monkeypatch):
     (tmp_path / "liger_kernel").mkdir()
     (tmp_path / "liger_kernel" / "__init__.py").write_text("raise RuntimeError('imported')")

@@ -384,6 +384,8 @@ def test_a_line_that_computes_long_is_named_unless_it_multiplies_matrices_or_a_f
     assert costly({"train.py:1": 0.1}, [small]) == [] != costly({}, [small])  # no operator is called there
     collects = Loop(seen(*lines, collected=[[lines[0].file, 1, 4.0]]))
     assert not [*costly_line(collects, {}, [replace(explains, finding="garbage collection", where="", gain_share=0.5)])]
+    (spread,) = costly_line(Loop(seen(*(line(COMPUTING, 1.0, number) for number in (4, 9, 6)))), {}, [])
+    assert spread.evidence.endswith("; lines 4 to 9")
     back = line(COMPUTING, 4.0, 1), line("backward", 6.0)
     assert [*costly_line(Loop(seen(*back)), {}, [])]
     assert not [*costly_line(Loop(seen(*back), {("train.py", back[0].function): 0.9}), {}, [])]

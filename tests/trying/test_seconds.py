@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,8 @@ import pytest
 
 from helpers.lab.estimate import FASTER, PRECISION, estimate
 from helpers.lab.memory import GIB
-from helpers.trying import search
+from helpers.lab.trials import turns
+from helpers.trying import child, search
 from helpers.trying.answer import Result, Tried, text
 from helpers.trying.changes import ALL
 from helpers.trying.same_training import BLOCKS, course
@@ -125,6 +127,51 @@ def test_what_was_observed_is_in_milliseconds_and_gib(tmp_path):
     assert result.step_ms == pytest.approx(1e3 * 0.02 * 60 / 16)
     assert (result.peak_gib, result.pages_kept, one.facts) == (3.0, True, {"device": "cpu"})
     assert len(one.twin.losses) == 60
+
+
+def test_the_twin_runs_until_its_losses_can_be_compared(tmp_path):
+    reports = [Path(tmp_path, name) for name in ("base", "twin")]
+    losses = [[1.0] * 60, []]
+
+    def write(report, losses):
+        report.write_text(json.dumps({"facts": {"device": "cpu"}, "peak": 0, "losses": losses}))
+
+    class Twin:
+        def take(self, turn):
+            losses[1] += [1.0] * 5
+            write(reports[1], losses[1])
+
+    @contextmanager
+    def running(*sides, silence_s):
+        yield [*zip((None, Twin()), reports, strict=True)]
+
+    for report, lost in zip(reports, losses, strict=True):
+        write(report, lost)
+    one = SimpleNamespace(command=["train.py"], seconds=600.0, kept={}, result=Result("train.py"), running=running)
+    one.fit_turn, one.tell, one.turn = lambda process, seconds: 0.02, lambda text: None, None
+    search._observe(one)
+    assert len(one.twin.losses) == search.LEAST_STEPS
+
+
+def test_the_time_between_two_runs_of_a_script_and_its_first_iterations_do_not_count(monkeypatch):
+    (reading, orders), (answers, writing) = os.pipe(), os.pipe()
+    monkeypatch.setenv(turns.PIPES, f"{reading},{writing}")
+    clock = SimpleNamespace(now=0.0)
+    for module in (child, turns):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    os.write(orders, b'{"drop": 0, "seconds": 100.0, "steps": 3}\n{"drop": 0, "seconds": 0.0, "steps": 1}\n')
+    steps = child.Steps()
+
+    def step(*ends):
+        for clock.now in ends:
+            steps.step_done()
+
+    step(1.0, 2.0)  # the first answers what was asked for before
+    steps.run_ended()
+    step(50.0, *(51.0 + number for number in range(child.SETTLING - 1)))
+    step(clock.now + 4.0, clock.now + 8.0)
+    with os.fdopen(answers) as lines:
+        assert [json.loads(lines.readline()) for _ in range(2)] == [[1, 1.0], [3, 9.0]]
 
 
 def test_a_search_has_its_seconds_and_the_scripts_whole_command():
