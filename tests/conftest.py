@@ -1,12 +1,15 @@
 """Without CUDA the Triton kernels run in Triton's interpreter, which has to be chosen before Triton is imported."""
 
 import os
+import signal
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest_plugins = ["helpers.guard.plugin"]
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background: all that tests start would, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # the tensors are small: a second thread costs more than it brings,
 os.environ["OMP_NUM_THREADS"] = "1"  # in kernels and commands that tests start, too
 os.environ["KINETO_LOG_LEVEL"] = "6"  # some builds of torch print a line whenever a profiler starts or stops

@@ -5,6 +5,7 @@ py-spy counts samples by line, scalene divides the time by line, TraceML names a
 
 import ast
 import contextlib
+import functools
 import json
 import os
 import re
@@ -147,10 +148,14 @@ def run_for(
 ) -> None:
     """Run a profiler and its script in a folder, interrupted after so many seconds, as by Ctrl-C.
 
-    `halfway` is called with the process's number after half of the time.
+    `halfway` is called with the process's number after half of the time. A shell's background jobs ignore Ctrl-C, and
+    what they start would.
     """
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with (folder / "printed.txt").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=log, stderr=log, start_new_session=True, preexec_fn=heeds
+        )
     try:
         for then in (halfway, lambda pid: os.killpg(pid, signal.SIGINT)):
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,5 +1,7 @@
 """What other profilers say of the reports' scripts: how their answers are read, judged and counted."""
 
+import signal
+
 import pandas as pd
 import pytest
 
@@ -56,10 +58,15 @@ def test_the_lines_of_traceml_are_put_around_the_step_of_each_script(script):
     ]
 
 
-def test_a_profiler_is_interrupted_like_by_ctrl_c_and_ends(tmp_path):
-    command = ["sh", "-c", "trap 'echo interrupted; kill $!; exit' INT; sleep 60 & wait"]
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["typed", "background"])
+def test_a_profiler_is_interrupted_like_by_ctrl_c_and_ends(tmp_path, handler):
+    before = signal.signal(signal.SIGINT, handler)
+    command = ["sh", "-c", "trap 'echo interrupted; kill $!; exit' INT; sleep 30 & wait"]
     halfway = []
-    run_for(2, command, tmp_path, halfway.append)
+    try:
+        run_for(2, command, tmp_path, halfway.append)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(halfway) == 1
     assert (tmp_path / "printed.txt").read_text() == "interrupted\n"
 
