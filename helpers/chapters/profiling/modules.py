@@ -78,6 +78,9 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         ratios[key] = derived(inside["backward_ms"] / inside["forward_ms"], "of the same steps", decimals=1)
         kept[key] = Number(times.loc["model", "activation_mib"], "MiB", missing="a warm-up step", decimals=1)
         outside[key] = Number(beside / (beside + inside.sum()), PERCENT, decimals=0)
+    bounds = _against_bounds(rows)
+    apart = bounds[bounds["layers"].isin(["GELU", "LayerNorm"])]
+    gelu = apart[apart["layers"] == "GELU"].set_index("loop")["total_ms"].reindex(["slow", "fixed"])
     return SimpleNamespace(
         tables={name: _slow_and_fixed(parts, name) for name in NAMES},
         vit=by_variant(ratios, "vit", TIMES),
@@ -88,7 +91,9 @@ def _(rows: pd.DataFrame) -> SimpleNamespace:
         gpt_outside=by_variant(outside, "gpt", PERCENT),
         least_ratio=min(ratios.values(), key=float),
         largest_ratio=max(ratios.values(), key=float),
-        bounds=_against_bounds(rows),
+        bounds=bounds,
+        least_above=derived(apart["slowdown against bound"].min(), "of the same steps", decimals=1),
+        gelu_in_half=derived(gelu["fixed"] / gelu["slow"], "of the same steps"),
     )
 
 

@@ -61,6 +61,20 @@ def test_what_parts_leave_of_a_model_is_lost_where_their_medians_are_more_than_i
     assert rest["slow forward_ms"] == rest["slow activation_mib"] == 1.0 and pd.isna(rest["slow backward_ms"])
 
 
+def test_layers_without_products_are_compared_with_their_bounds_and_in_half_precision():
+    def layer(variant, kind, total_ms, bound):
+        times = {"forward_ms": 1.0, "backward_ms": 1.0, "activation_mib": 1.0, "calls": 1}
+        times |= {"total_ms": total_ms, "lower_bound_ms": bound}
+        return {"pipeline": "vit", "variant": variant, "module": f"vit.{kind}", "type": kind} | times
+
+    rows = [layer("slow", "GELU", 6.0, 1.5), layer("slow", "Linear", 60.0, 50.0), layer("fixed", "GELU", 7.5, 0.75)]
+    rows += [{**row, "module": "vit", "type": "ViT", "lower_bound_ms": None} for row in (rows[1], rows[2])]
+    numbers = profiling.modules.of_rows(pd.DataFrame(rows))
+    assert (f"{numbers.least_above}", f"{numbers.gelu_in_half}") == ("4.0×", "1.25×")
+    nothing = profiling.modules.of_rows(pd.DataFrame([row for row in rows if row["type"] != "GELU"]))
+    assert not nothing.least_above.measured and not nothing.gelu_in_half.measured
+
+
 def test_fixes_of_a_gpu_that_measured_one():
     fixes = profiling.gpt_fixes.of_rows(pd.DataFrame([fix("packed", 50.0)]))
     assert fixes.second == "" and not fixes.together.measured
