@@ -91,6 +91,7 @@ def runner(tmp_path):
     return Runner(tmp_path)
 
 
+@pytest.mark.long
 def test_a_step_with_more_to_do_fails_the_job_with_a_summary_and_a_comment(runner):
     (runner.folder / "train.py").write_text(SCRIPT)
     assert runner.run(script="train.py 9", options="--steps 2") == 0

@@ -103,6 +103,7 @@ def test_densely_one_added_mask_serves_all_layers_and_gives_what_a_boolean_one_g
     assert handed[0].stride(0) % ALIGNED_NUMBERS == 0 and handed[0].stride(1) == 1
 
 
+@pytest.mark.long
 def test_densely_a_compiled_model_has_one_mask_for_all_layers_and_is_not_compiled_again_for_other_documents():
     graphs = []
 

@@ -160,6 +160,7 @@ def test_pieces_that_are_called_otherwise_take_the_readers_solutions(handout):
     assert done.stdout.split() == ["[[0,", "4],", "[1,", "3],", "[2]]", "[True,", "False]", "True"], done.stderr
 
 
+@pytest.mark.long
 def test_all_rooms_of_a_handout_import(handout):
     walk = "for m in pkgutil.walk_packages(helpers.__path__, 'helpers.'): '__main__' in m.name or __import__(m.name)"
     assert run(handout, f"import helpers, pkgutil\n{walk}").returncode == 0

@@ -1,5 +1,6 @@
 """What is computed one by one where one call could do it, and what takes a slow path."""
 
+import math
 import sys
 import textwrap
 import warnings
@@ -219,7 +220,8 @@ def test_a_warning_of_the_users_own_is_no_librarys():
 @pytest.mark.long
 def test_a_loop_over_experts_is_named_in_a_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(windows, "OBSERVED_S", 0.5)
+    for name, value in {"OBSERVED_S": 0.5, "SLOW_SEEN": math.inf, "SLOW_SHARE": math.inf}.items():
+        monkeypatch.setattr(windows, name, value)
     (tmp_path / "train.py").write_text(
         textwrap.dedent(
             """

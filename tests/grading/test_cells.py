@@ -33,7 +33,6 @@ def test_a_definition_that_is_small_is_equal_to_none():
     assert Handed([Cell("cell 1", "def my_mfu(model, *rest): return 1")], []).normalised("my_mfu") == ""
 
 
-@pytest.mark.long
 def test_equal_solutions_are_listed_with_each(tmp_path):
     for name, source in {"a.py": MINE, "b.py": RENAMED, "c.py": MINE.replace("- 1", "- 2")}.items():
         (tmp_path / name).write_text(source)

@@ -23,7 +23,6 @@ def test_a_file_is_told_by_exercise_with_a_hint(tmp_path, capsys):
     assert out[-1] == "solution.py: 1 of 11 points"
 
 
-@pytest.mark.long
 def test_a_folder_is_a_table(tmp_path, capsys):
     (tmp_path / "a.py").write_text("grown = 100")
     (tmp_path / "b.py").write_text("grown = 99 +\n")

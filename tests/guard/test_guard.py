@@ -248,7 +248,6 @@ for step in range(int(sys.argv[1])):
 """
 
 
-@pytest.mark.long
 def test_a_script_is_guarded_by_the_command(tmp_path, monkeypatch, capfd):
     from helpers.cli import main
 

@@ -281,6 +281,7 @@ def test_a_broken_file_is_named(small_dataset, workers):
             read()
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.binary(max_size=60), st.integers(0, 600))
 def test_whatever_is_wrong_with_a_file_it_is_an_image_or_named(tmp_path_factory, damage, at):

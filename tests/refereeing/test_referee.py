@@ -62,34 +62,37 @@ CHEATS = {
 
 
 @pytest.fixture(scope="module")
-def judged():
-    """The case's runs, and what each script breaks; two run at a time."""
+def known():
+    return judging.runs(MATRIX)
 
-    def edited(cheats: dict) -> str:
-        script = MATRIX.script
-        for before, after, _ in cheats.values():
-            assert before in script
-            script = script.replace(before, after)
-        return script
 
-    with judging.workspace() as new, ThreadPoolExecutor(3) as threads:
-        known = threads.submit(judging.runs, MATRIX)
-        edits = CHEATS | {"rounded": ROUNDED}
-        scripts = [MATRIX.prepare(edited(cheats), new()) for cheats in edits.values()]
+def broken(known, *edits: dict) -> list[list[str]]:
+    """What the case's script breaks with each of these edits; two run at a time."""
+    with judging.workspace() as new, ThreadPoolExecutor(2) as threads:
+        scripts = []
+        for edit in edits:
+            script = MATRIX.script
+            for before, after, _ in edit.values():
+                assert before in script
+                script = script.replace(before, after)
+            scripts.append(MATRIX.prepare(script, new()))
         audits = threads.map(lambda script: audit.audit(MATRIX, script), scripts)
-        broken = [judging.broken_rules(MATRIX, known.result(), run) for run in audits]
-        return known.result(), dict(zip(edits, broken, strict=True))
+        return [judging.broken_rules(MATRIX, known, run) for run in audits]
+
+
+@pytest.fixture(scope="module")
+def judged(known):
+    return dict(zip(CHEATS, broken(known, *CHEATS.values()), strict=True))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("script", "cheat"), [(script, cheat) for script in CHEATS for cheat in CHEATS[script]])
 def test_a_cheat_is_named(judged, script, cheat):
-    assert CHEATS[script][cheat][2].strip() in "; ".join(judged[1][script])
+    assert CHEATS[script][cheat][2].strip() in "; ".join(judged[script])
 
 
-def test_the_original_the_reference_and_what_only_rounds_break_no_rule(judged):
-    known, broken = judged
-    assert judging.broken_rules(MATRIX, known, known.reference) == broken["rounded"] == []
+def test_the_original_the_reference_and_what_only_rounds_break_no_rule(known):
+    assert judging.broken_rules(MATRIX, known, known.reference) == [] == broken(known, ROUNDED)[0]
     assert judging.broken_rules(MATRIX, known, known.base) == []
     assert known.base.rows == 40 * 512 and known.base.eval_rows == 4 * 128 and len(known.base.numbers) == 4
 
@@ -106,8 +109,7 @@ def test_a_script_that_names_the_referee_or_a_patch_of_other_files_is_refused(tm
     assert cases.submitted(MATRIX, tmp_path, lambda: tmp_path / "new") == MATRIX.script
 
 
-@pytest.mark.long
-def test_a_submission_is_judged_once_and_the_references_score_is_1(judged, tmp_path, monkeypatch, capsys):
+def test_a_submission_is_judged_once_and_the_references_score_is_1(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sides, "TURN_S", 0.05)
     monkeypatch.setattr(search, "OBSERVED_S", 0.5)
     monkeypatch.setattr(search, "LEAST_STEPS", 8)

@@ -3,6 +3,7 @@
 import gc
 import gzip
 import json
+import math
 import os
 import sys
 import textwrap
@@ -62,9 +63,13 @@ def train():
 
 @pytest.fixture
 def watched(tmp_path, monkeypatch):
-    """The diagnosis of a script that begins with HEAD, observed for 20 iterations and at least half a second."""
+    """The diagnosis of a script that begins with HEAD, observed for 20 iterations and at least half a second.
+
+    Slow iterations, of which a busy machine has some, are not waited for.
+    """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(windows, "OBSERVED_S", 0.5)
+    for name, value in {"OBSERVED_S": 0.5, "SLOW_SEEN": math.inf, "SLOW_SHARE": math.inf}.items():
+        monkeypatch.setattr(windows, name, value)
 
     def run(body, **options):
         (tmp_path / "train.py").write_text(HEAD + textwrap.dedent(body))
@@ -195,8 +200,8 @@ def test_threads_that_each_worker_sets_are_named_by_the_line_that_does(watched):
 def test_the_limit_ends_a_script_that_would_be_watched_for_longer(watched, monkeypatch):
     monkeypatch.setattr(windows, "OBSERVED", 10**9)
     began = time.perf_counter()
-    assert watched("while True: train()", limit=4.0).steps >= 1
-    assert time.perf_counter() - began > 4.0
+    assert watched("while True: train()", limit=2.0).steps >= 1
+    assert time.perf_counter() - began > 2.0
 
 
 @pytest.mark.long

@@ -519,7 +519,7 @@ def train(steps, act):
 """
 
 
-@pytest.mark.parametrize("first", [18, 60])
+@pytest.mark.parametrize("first", [18, pytest.param(60, marks=pytest.mark.long)])
 def test_a_training_before_the_training_is_not_what_is_recorded(script, monkeypatch, first):
     monkeypatch.setattr(windows, "OBSERVED", 60)
     recording = watch(script(TWO_LOOPS + f"train({first}, torch.exp); train(200, torch.sin)"), steps=4)

@@ -134,7 +134,6 @@ def test_training_runs_say_what_they_learned():
     assert rows["guess_accuracy"].between(0, 1).all()
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("never_cudnns")
 def test_training_steps_are_compared_and_one_that_runs_out_of_memory_is_a_row_that_says_so(monkeypatch):
     config = batching.throughput.configurations("small")[0] | {"rounds": 3}

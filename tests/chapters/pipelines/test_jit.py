@@ -15,7 +15,6 @@ def test_numpy_returns_what_the_loop_returns(program, size, seed):
     assert VECTORISED[program](numbers) == LOOPS[program](numbers.tolist())
 
 
-@pytest.mark.long
 @pytest.mark.skipif(bool(missing_because(NUMBA)), reason="numba is not installed")
 @pytest.mark.parametrize("program", LOOPS)
 def test_every_variant_is_timed_and_numba_has_what_compiling_costs_and_brings(program):

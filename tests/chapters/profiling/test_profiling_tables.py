@@ -18,7 +18,6 @@ def test_modules_add_up_and_their_lower_bounds_are_known():
         assert linear["lower_bound_ms"].gt(0).all() and linear["gflop"].gt(0).all()
 
 
-@pytest.mark.long
 def test_fixes_are_timed_alone_and_together_beside_the_slow_loop():
     rows = profiling.gpt_fixes("small")
     assert rows["fix"].tolist()[-1] == "all" and len(rows) == 2

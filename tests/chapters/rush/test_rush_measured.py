@@ -68,7 +68,6 @@ def test_a_peer_is_timed_beside_ours_and_their_losses_are_of_the_same_tokens(mon
     assert row["loss"] == pytest.approx(row["ours_loss"], abs=1e-2)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["norms", "adam", "lecture"])
 def test_kernels_are_compared_and_those_that_lack_something_say_so(name, monkeypatch):
     monkeypatch.setattr(swaps, "VARIANTS", [variant for variant in swaps.VARIANTS if variant != swaps.COMPILED])

@@ -164,7 +164,6 @@ def test_losses_of_ranks_need_the_one_of_a_single_process():
     assert not named.apart.measured
 
 
-@pytest.mark.long
 def test_predictions_of_published_runs_are_as_exact_as_the_report_says():
     named = predictions.published_speed()
     assert len(named.table) == len(predictions.GPUS) * len(predictions.TRAININGS) and float(named.count) == len(

@@ -63,6 +63,7 @@ def test_both_sides_start_from_the_same_weights(text):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+@pytest.mark.long
 def test_a_rate_is_chosen_by_fast_steps_that_learn_what_the_beginners_do(text):
     losses = []
     for part in (CHOICE, TRAINING):

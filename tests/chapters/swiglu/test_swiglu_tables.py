@@ -12,7 +12,6 @@ from helpers.lab.machine import installed
 from helpers.swiglu import MemoryOptimizedSwigluMLPFunction
 
 
-@pytest.mark.long
 def test_the_sweep_measures_each_level():
     for config in swiglu.sweep.configurations("small")[:4]:
         (row,) = swiglu.sweep.rows(config)
@@ -32,7 +31,6 @@ def test_a_level_that_computes_something_else_is_not_timed(monkeypatch):
         variants.check_layer(16, 32, "float32", level=1)
 
 
-@pytest.mark.long
 def test_peers_are_compared_in_one_run_and_a_missing_one_says_so(monkeypatch):
     def broken(module):
         raise RuntimeError("cannot compile\nbecause")

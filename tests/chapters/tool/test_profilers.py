@@ -64,7 +64,7 @@ def test_a_profiler_is_interrupted_like_by_ctrl_c_and_ends(tmp_path, handler):
     command = ["sh", "-c", "trap 'echo interrupted; kill $!; exit' INT; sleep 30 & wait"]
     halfway = []
     try:
-        run_for(2, command, tmp_path, halfway.append)
+        run_for(1, command, tmp_path, halfway.append)
     finally:
         signal.signal(signal.SIGINT, before)
     assert len(halfway) == 1
