@@ -102,6 +102,7 @@ def test_a_line_that_has_more_to_do_is_the_scripts_own_where_nothing_is_kept():
         assert advice in finding.advice
 
 
+@pytest.mark.long
 def test_a_script_that_gets_slower_is_told_with_its_line_and_what_it_keeps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(windows, "OBSERVED_S", 0.5)
