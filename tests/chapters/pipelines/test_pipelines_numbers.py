@@ -19,10 +19,16 @@ def test_a_format_is_compared_with_small_files():
     rows = format_rows(files=1e4, mapped=1e5)
     numbers = pipelines.formats.of_rows(pd.concat([rows, rows.assign(cached="warm")]))
     assert f"{numbers.mapped}" == "10.0× (unpaired)" and float(numbers.largest_mapped) == pytest.approx(10)
-    assert f"{numbers.files_us.cold}" == "100 µs" and f"{numbers.raw_mb_per_s}" == "4 MB/s"
+    assert f"{numbers.files_us.cold}" == "100 µs" and f"{numbers.reader_mb_per_s}" == "5 MB/s"
     assert numbers.times["cold, in order, µs"].tolist() == pytest.approx([100, 10])
     assert numbers.times["format"].tolist() == ["small files", "mapped file"]
     assert numbers.sizes["disk / data"].tolist() == [1.5, 1.5]
+
+
+def test_raw_reads_of_small_files_are_no_rate_of_the_disk():
+    rows = format_rows(files=1e4, mapped=1e5, tfrecord=1e5).assign(raw_s=[2.0, 0.5, 0.25])
+    numbers = pipelines.formats.of_rows(rows)
+    assert (f"{numbers.least_raw}", f"{numbers.raw_mb_per_s}") == ("4", "8 MB/s")
 
 
 def test_a_format_that_is_not_measured_has_numbers_that_say_so():
