@@ -126,6 +126,13 @@ def broken(text, draw):
     return text[:at] + other + draw(st.sampled_from(["", text[at:], text[at + 1 :]]))
 
 
+def test_a_wrong_word_of_a_case_is_told_in_short(tmp_path):
+    (tmp_path / "case.toml").write_text(case(tmp_path).replace("bitwise", "[" * 3000))
+    with pytest.raises(WrongCase, match="is none of bitwise") as error:
+        read_case(tmp_path)
+    assert len(str(error.value)) < 1000
+
+
 @pytest.mark.parametrize("name", READERS)
 @settings(
     deadline=None, max_examples=100, derandomize=True, database=None,

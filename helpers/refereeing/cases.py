@@ -105,7 +105,7 @@ def read_case(folder: Path) -> Case:
     except (TypeError, ValueError, SyntaxError, RecursionError, OverflowError, re.error) as error:
         raise WrongCase(f"{folder / ABOUT}: {error!s:.300}") from None
     if case.same not in (BITWISE, SEEDS, BATCHES):
-        raise WrongCase(f"{folder / ABOUT}: same = {case.same!r} is none of {BITWISE}, {SEEDS}, {BATCHES}")
+        raise WrongCase(f"{folder / ABOUT}: same = {case.same!r:.300} is none of {BITWISE}, {SEEDS}, {BATCHES}")
     return case
 
 
