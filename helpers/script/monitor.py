@@ -40,6 +40,7 @@ from .stacks import (
     Line,
     Stack,
     functions_around,
+    has_ended,
     is_library,
     looks,
     read_stack,
@@ -175,7 +176,7 @@ class Monitor:
             if not self.away:
                 activity, stack = read_stack(calling, self._training, not (self._no_grad or self._evaluating))
                 activity = EVALUATING if self._evaluating and self._no_grad else activity
-                if stack[0][0].co_filename.startswith(AROUND):  # the script has ended
+                if has_ended(calling) or stack[0][0].co_filename.startswith(AROUND):
                     continue
                 self._seen_s = now
                 taken = max(now - began - (away - before), 0.0)

@@ -68,7 +68,7 @@ def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
     """
     home = Path.cwd() if isinstance(program, str) else Path(program.co_filename).resolve().parent
     path, main, folder = list(sys.path), sys.modules["__main__"], Path.cwd()
-    gradients = torch.is_grad_enabled()
+    gradients, running = torch.is_grad_enabled(), None
     if not sys.flags.safe_path:
         sys.path[0] = str(home)
     try:
@@ -91,6 +91,7 @@ def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
         torch._C._set_grad_enabled(gradients)  # off if the script was stopped while its optimizer put them on again
         os.chdir(folder)
         end_loader_workers()
+        running = None  # its objects go while looks see that this function runs
     return None
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .running import OWN_FILES, run_script
+from .running import OWN_FILES, RUNPY, run_script
 
 Line = tuple[str, int]  # file and number
 Stack = tuple[tuple[CodeType, int], ...]  # the user's functions and lines, innermost first
@@ -123,6 +123,15 @@ def read_stack(calling: Calling, training: Collection[CodeType] = (), learns: bo
             activity = kind
     code, at = calling[0]
     return activity or COMPUTING, tuple(users) or ((code, line_at(code, at)),)
+
+
+def has_ended(calling: Calling) -> bool:
+    """Whether what had run the script tidies up, with whatever destructors run meanwhile."""
+    codes = [code for code, _ in calling]
+    inside = codes[: codes.index(run_script.__code__)] if run_script.__code__ in codes else codes
+    return not inside or (
+        inside is not codes and inside[-1].co_name != "<module>" and inside[-1].co_filename not in RUNPY
+    )
 
 
 def functions_around(frame: FrameType | None) -> Iterator[CodeType]:

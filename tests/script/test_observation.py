@@ -33,12 +33,14 @@ from helpers.script.calls import Calls
 from helpers.script.cores import CoreWait
 from helpers.script.monitor import Monitor, compilation
 from helpers.script.observation import LineTime, Observation
+from helpers.script.running import run_script
 from helpers.script.stacks import (
     BACKWARD,
     COMPUTING,
     EVALUATING,
     LOADING,
     functions_around,
+    has_ended,
     is_library,
     line_at,
     line_of,
@@ -531,6 +533,22 @@ def test_what_runs_around_the_steps_is_no_evaluation_whatever_its_name():
     assert (
         read_stack(calling(frame), learns=True)[0] == COMPUTING
     )  # as a policy's `evaluate`, whose result is trained on
+
+
+def test_destructors_after_the_script_are_not_the_scripts():
+    seen = []
+
+    class Noisy:
+        def __del__(self):
+            seen.append(has_ended(calling(sys._getframe())))
+
+    sys.modules["noisy"] = SimpleNamespace(Noisy=Noisy)
+    script = "import noisy\nnoisy.Noisy()\nkept = noisy.Noisy()"
+    try:
+        run_script(compile(script, __file__, "exec"), ["train.py"])
+    finally:
+        del sys.modules["noisy"]
+    assert seen == [False, True]
 
 
 def test_a_loop_is_named_by_the_line_that_takes_its_time_and_not_by_its_head():
