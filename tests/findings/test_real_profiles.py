@@ -8,6 +8,7 @@ import pytest
 from findings.synthetic import Synthetic, parse
 
 from helpers.findings.diagnose import diagnose
+from helpers.findings.rules.products import kind_of
 
 TRACES = Path(__file__).parent / "traces"
 ACCOUNTS = {
@@ -22,6 +23,22 @@ ACCOUNTS = {
 
 def raw(name):
     return json.loads(gzip.decompress((TRACES / f"{name}.json.gz").read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)2>", "layout"),
+        ("void cudnn::ops::nhwcToNchwKernel<float, float, float, true, false, (cudnnKernelDataType_t)0>", "layout"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "elementwise"),
+        ("volta_sgemm_64x64_nt", "product"),
+        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>", "product"),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 32, true, 1, true>", "other"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "other"),
+    ],
+)
+def test_a_kernels_kind_is_read_from_its_name(kernel, kind):
+    assert kind_of(kernel) == kind
 
 
 @pytest.fixture(scope="module")
