@@ -100,6 +100,16 @@ def test_products_in_fp64_gain_what_a_register_holds_more_in_fp32():
     assert "fp64 products" not in gains(training(nn.Linear(512, 512), torch.randn(256, 512)))
 
 
+@pytest.mark.parametrize(("speedup", "saved"), [(4.0, 0.75), (1.5, 0.5)])
+def test_of_products_in_fp64_what_fp32_is_measured_to_save_and_half_at_least(monkeypatch, speedup, saved):
+    monkeypatch.setattr("helpers.findings.trace_file.speedups", lambda: {rates.FP64: speedup})
+    linear = nn.Linear(256, 256, bias=False).double()
+    trace = read_trace(record(training(linear, torch.randn(256, 256, dtype=torch.float64))))
+    [finding] = [f for f in diagnose(trace, least=0.0).findings if f.finding == "fp64 products"]
+    products = sum(op.us for op in trace.ops if op.name == "aten::mm")
+    assert finding.gain_ms == pytest.approx(saved * products / 3 / 1e3, rel=1e-3)
+
+
 def test_rates_are_measured_once_and_change_no_random_number():
     rates.speedups.cache_clear()
     state = torch.get_rng_state()
