@@ -92,6 +92,14 @@ def test_spans_of_a_finding_are_marked_where_they_are_in_the_last_step():
     assert not marks(page(diagnosis(findings=(replace(LAUNCHES, spans=[before]),)), trace))
 
 
+def test_work_of_the_device_after_the_steps_end_is_told():
+    assert "after the step's end, dashed" in page(diagnosis(), parse(steps().events))
+    made = steps(count=0)
+    with made.step():
+        made.op("aten::mm", kernel="kernel", us=50.0, waits=True)
+    assert "dashed" not in page(diagnosis(), parse(made.events))
+
+
 def test_a_step_without_events_is_said():
     made = steps()
     with made.step():

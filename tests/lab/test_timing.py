@@ -101,6 +101,13 @@ def test_nan_never_agrees():
         check_agreement({"right": lambda: x, "wrong": lambda: x * float("nan")}, tolerance=1e9)
 
 
+@pytest.mark.parametrize("reals", [{"value"}, {"reference"}, set()])
+def test_what_is_complex_on_one_side_alone_is_compared_whole(reals):
+    numbers = {name: torch.tensor([1.0] if name in reals else [1.0 + 1.0j]) for name in ("value", "reference")}
+    apart = {"value": 2**-0.5, "reference": 1.0}  # by the norm of the reference
+    assert relative_error(**numbers) == pytest.approx(sum(apart[name] for name in reals))
+
+
 def test_equal_infinities_agree_and_others_do_not():
     mask = torch.tensor([3.0, -torch.inf, 4.0, torch.inf])
     assert relative_error(mask, mask) == 0
