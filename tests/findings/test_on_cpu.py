@@ -188,10 +188,13 @@ def test_small_operators_of_many_lines_come_after_a_single_change_that_brings_mo
         c = b.cos() - 3
         (small(c).tanh() / 4).mean().backward()
 
-    (one,), (spread,) = (
-        [found for found in diagnose(record(each), least=0.0).findings if found.finding == "small operators"]
-        for each in (one_line, many_lines)
-    )
+    def found(step):
+        for _ in range(5):  # a core that others have just then makes operators long
+            if finding := gains(step).get("small operators"):
+                return finding
+        raise AssertionError("no small operators")
+
+    one, spread = found(one_line), found(many_lines)
     assert spread.spread and not one.spread
     setting = replace(one, finding="unfused optimizer", gain_share=0.6 * one.gain_share)
     assert ranked([one, setting])[0] is one and ranked([replace(one, spread=True), setting])[0] is setting

@@ -80,6 +80,13 @@ def watched(tmp_path, monkeypatch):
     return run
 
 
+def named(diagnosis, finding):
+    """The first finding, but for slow steps, of which a busy machine has some."""
+    first = next(found for found in diagnosis.findings if found.finding != "slow steps")
+    assert first.finding == finding
+    return first
+
+
 @pytest.mark.long
 def test_what_a_loop_does_beside_training_is_named_by_its_line(watched, monkeypatch):
     monkeypatch.setattr(OthersLoad, "__exit__", lambda *_: time.sleep(0.2))  # after the script
@@ -165,7 +172,7 @@ def test_a_pause_that_no_look_fell_into_is_not_charged():
 
 
 def test_a_worker_that_is_waited_for_is_named_by_its_line(watched):
-    first = watched(
+    diagnosis = watched(
         """
         class Slow(torch.utils.data.Dataset):
             def __len__(self): return 10**6
@@ -175,13 +182,14 @@ def test_a_worker_that_is_waited_for_is_named_by_its_line(watched):
         for batch in torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=1):
             train()
         """
-    ).findings[0]
-    assert first.finding == "waiting for the loader" and first.gain_share > 0.1
+    )
+    first = named(diagnosis, "waiting for the loader")
+    assert first.gain_share > 0.1
     assert "time.sleep(0.03)" in first.where and "workers' time" in first.evidence
 
 
 def test_threads_that_each_worker_sets_are_named_by_the_line_that_does(watched):
-    first = watched(
+    diagnosis = watched(
         """
         class Slow(torch.utils.data.Dataset):
             def __len__(self): return 10**6
@@ -194,8 +202,9 @@ def test_threads_that_each_worker_sets_are_named_by_the_line_that_does(watched):
         for batch in loader:
             train()
         """
-    ).findings[0]
-    assert first.finding == "workers on the step's cores" and "64 threads" in first.evidence
+    )
+    first = named(diagnosis, "workers on the step's cores")
+    assert "64 threads" in first.evidence
     assert first.where.endswith("torch.set_num_threads(64)")
 
 
