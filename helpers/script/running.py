@@ -40,6 +40,7 @@ QUIET = {
     "PYTHONHASHSEED": "0",
 }
 AGAIN_S = 5.0  # between attempts to stop a script
+ENDS_S = 5.0  # that a killed process has to be gone
 BACKWARDS = 16  # of a script whose update rule is its own
 RARE = 8  # steps of one optimizer between two of another: the latter doesn't end the iterations
 UNSEEN = (
@@ -82,8 +83,10 @@ def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
     except Stop:
         stop_after(0.0)  # it isn't stopped again in what follows
         end_loader_workers()
-        for process in multiprocessing.active_children():  # Python would wait for them at its own end
+        for process in (killed := multiprocessing.active_children()):  # Python would wait for them at its own end
             process.kill()
+        for process in killed:
+            process.join(ENDS_S)
     except SystemExit as end:
         return end.code
     finally:
